@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
 use crate::commands;
-use crate::commands::args::{Cli, ClusterArgs, Command, RunArgs};
+use crate::commands::args::{Cli, CloudcoreCommand, ClusterArgs, RunArgs};
 use crate::edges::roster::Roster;
 use crate::edges::tunnel::{Sessions, end_sessions};
 use crate::kube_api::consents::watch_for_consents;
@@ -42,7 +42,7 @@ use crate::kube_api::leader_label::{LeaderLabel, own_pod};
 use crate::kube_api::recall::Recalls;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::settings_writer::SettingsWriter;
-use crate::kube_api::status_writer::Writer;
+use crate::kube_api::status_writer::StatusWriter;
 use crate::kube_api::{cluster, kruise_writer, watch};
 use crate::run::http::edges::{self, EdgesDesk};
 use crate::run::http::{CertificateFiles, Protection, Readiness};
@@ -84,31 +84,32 @@ pub fn main(cli: Cli) -> ExitCode {
     // A second install is refused and harmless: the first one is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut stdout = std::io::stdout();
-    if let Command::Run(args) = &cli.command
+    if let CloudcoreCommand::Run(args) = &cli.command
         && let Err(error) = args.election.timing()
     {
         let _ = Cli::command().error(clap::error::ErrorKind::ValueValidation, error).print();
         return ExitCode::from(2);
     }
-    let is_log_json = matches!(&cli.command, Command::Run(args) if args.log.log_format == LogFormat::Json);
+    let is_log_json =
+        matches!(&cli.command, CloudcoreCommand::Run(args) if args.log.log_format == LogFormat::Json);
     let outcome = match cli.command {
-        Command::Run(args) => block_on(run(*args)),
-        Command::Crds(args) => commands::crds::run(&args, &mut stdout),
-        Command::Plan(args) => block_on(async {
+        CloudcoreCommand::Run(args) => block_on(run(*args)),
+        CloudcoreCommand::Crds(args) => commands::crds::run(&args, &mut stdout),
+        CloudcoreCommand::Plan(args) => block_on(async {
             let connect = async |kubeconfig: Option<&std::path::Path>| cluster::client(kubeconfig).await;
             let outcome = prepull_plan::run(&args, connect, &mut stdout).await;
             cluster::name_where_unreachable(outcome, args.kubeconfig.as_deref()).await
         }),
-        Command::Token { cluster, command } => with_cluster(cluster, async |client, namespace| {
+        CloudcoreCommand::Token { cluster, command } => with_cluster(cluster, async |client, namespace| {
             commands::token::run(command, client, namespace, &mut stdout, &mut std::io::stderr()).await
         }),
-        Command::Ca { cluster, command } => with_cluster(cluster, async |client, namespace| {
+        CloudcoreCommand::Ca { cluster, command } => with_cluster(cluster, async |client, namespace| {
             commands::ca::run(command, client, namespace, &mut stdout).await
         }),
-        Command::Node { cluster, command } => with_cluster(cluster, async |client, namespace| {
+        CloudcoreCommand::Node { cluster, command } => with_cluster(cluster, async |client, namespace| {
             commands::node::run(command, client, namespace, &mut stdout).await
         }),
-        Command::Completion { shell } => {
+        CloudcoreCommand::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cloudcore-prepull", &mut stdout);
             Ok(())
         }
@@ -146,7 +147,7 @@ fn with_cluster(
 }
 
 /// What the endpoint of health and metrics shows, and where; and the list of the edges.
-struct Health {
+struct HealthService {
     address: SocketAddr,
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
@@ -154,7 +155,7 @@ struct Health {
     desk: Arc<EdgesDesk>,
 }
 
-impl Health {
+impl HealthService {
     async fn listen(
         args: &RunArgs,
         client: &Client,
@@ -196,7 +197,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let timing = args.election.timing()?;
     let leadership = timing.map_or_else(Leadership::undisputed, |_| Leadership::standby());
     // A standby that could not lead would find out when it has to.
-    let clusters_cas = cluster::authorities(args.cluster.kubeconfig.as_deref()).await?;
+    let clusters_cas = cluster::api_server_cas(args.cluster.kubeconfig.as_deref()).await?;
     if let Some(cas) = listeners::read_ca_files(&args)? {
         cas.check_not_of(&clusters_cas)?;
     }
@@ -204,7 +205,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let client = cluster::client(args.cluster.kubeconfig.as_deref()).await?;
     let shutdown = CancellationToken::new();
     // Health answers from the start; metrics with it.
-    let health = Health::listen(&args, &client, leadership.clone(), &shutdown).await?;
+    let health = HealthService::listen(&args, &client, leadership.clone(), &shutdown).await?;
 
     tokio::spawn({
         let shutdown = shutdown.clone();
@@ -217,7 +218,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     });
     let namespace = &args.cluster.namespace;
     let preflight = Preflight::new(client.clone(), namespace, health.readiness.clone());
-    let lead = leader::lead(client.clone(), namespace, timing, &leadership, &shutdown);
+    let lead = leader::wait_to_lead(client.clone(), namespace, timing, &leadership, &shutdown);
     let Some(term) = preflight.stand_by_until(lead).await? else {
         return Ok(());
     };
@@ -227,7 +228,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         let kruise = KruiseGate::open(&args, &client, &health.readiness, &part).await;
         let outcome = match part.run_until_cancelled(preflight.wait_until_passed()).await {
             Some(()) => {
-                let work = work(
+                let work = run_as_leader(
                     &args,
                     &mut record_file,
                     &health,
@@ -280,10 +281,10 @@ fn start_traces(args: &RunArgs, metrics: &Arc<Metrics>) -> anyhow::Result<Option
 }
 
 /// What the leader does, until the shutdown. Nothing of it writes any more when this returns.
-async fn work(
+async fn run_as_leader(
     args: &RunArgs,
     record_file: &mut Option<RecordFile>,
-    Health { address: health_address, metrics, readiness, label, desk }: &Health,
+    HealthService { address: health_address, metrics, readiness, label, desk }: &HealthService,
     client: Client,
     leadership: Leadership,
     kruise: &KruiseGate,
@@ -306,8 +307,8 @@ async fn work(
         site_log: SiteLog::new(&sites),
         sites,
         secrets: Secrets::new(client.clone(), args.consent.require_secret_consent),
-        kruise_writer: kruise_writer::Writer::new(writes.clone()),
-        writer: Writer::new(writes.clone(), events.clone()),
+        kruise_writer: kruise_writer::KruiseWriter::new(writes.clone()),
+        writer: StatusWriter::new(writes.clone(), events.clone()),
         settings_writer: SettingsWriter::new(writes.clone()),
         recalls: Recalls::new(client.clone()),
         events,
@@ -330,12 +331,12 @@ async fn work(
     // of a job that we don't know would have to stop.
     let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
     tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
-    core.until(&mut inbox, |listed| listed.nodes, &shutdown).await?;
+    core.run_until(&mut inbox, |listed| listed.nodes, &shutdown).await?;
     let jobs = core
         .vital
         .guard("the watch of jobs", watch::jobs(client.clone(), core.events.clone(), inputs.clone()));
     tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
-    core.until(&mut inbox, |listed| listed.jobs, &shutdown).await?;
+    core.run_until(&mut inbox, |listed| listed.jobs, &shutdown).await?;
     // After the jobs: only the reports of known ones are missed.
     let reports = core.vital.guard("the watch of reports", watch::reports(client.clone(), inputs.clone()));
     tokio::spawn(reports.instrument(info_span!("watch", kind = "ImagePrePullReport")));
@@ -344,7 +345,7 @@ async fn work(
     tokio::spawn(settings.instrument(info_span!("watch", kind = "ImagePrePullSettings")));
     if kruise.is_some() {
         core.watch_kruise(&client);
-        core.until(&mut inbox, |listed| listed.kruise, &shutdown).await?;
+        core.run_until(&mut inbox, |listed| listed.kruise, &shutdown).await?;
     }
     // Before the first handshake, so that who was revoked stays out after a failover.
     if shutdown.run_until_cancelled(core.roster.load()).await.is_none() || shutdown.is_cancelled() {
@@ -370,7 +371,7 @@ async fn work(
     desk.open(asks);
     label.show(writes);
 
-    let outcome = core.until(&mut inbox, |_| false, &shutdown).await;
+    let outcome = core.run_until(&mut inbox, |_| false, &shutdown).await;
     shutdown.cancel();
 
     info!("ending: edges are told to come back, what is being written is waited for");

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::keep::keeping;
-use crate::place::{Place, tail};
+use crate::keep::keeps_everything;
+use crate::place::{Place, last_lines};
 use crate::reaper;
 use crate::usage::Usage;
 
@@ -98,7 +98,7 @@ impl Child {
 
     /// Resident memory in bytes.
     pub fn memory(&self) -> Result<u64> {
-        Ok(Usage::of(self.pid())?.rss)
+        Ok(Usage::of_process(self.pid())?.rss)
     }
 
     /// Whether the process has not ended yet. A frozen process is running as well.
@@ -163,7 +163,7 @@ impl Child {
         match self.process.try_wait()? {
             None => Ok(()),
             Some(status) => {
-                bail!("{} ended with {status}; its last output:\n{}", self.name, tail(&self.log(), 20))
+                bail!("{} ended with {status}; its last output:\n{}", self.name, last_lines(&self.log(), 20))
             }
         }
     }
@@ -176,7 +176,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if keeping() || self.outlives_us {
+        if keeps_everything() || self.outlives_us {
             return;
         }
         // The whole group, since children may outlive their leader.

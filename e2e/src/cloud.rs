@@ -16,10 +16,10 @@ use prepull_api::wire::TUNNEL_PATH;
 use crate::cleanup::{Child, SOON, eventually};
 use crate::cluster::{Cluster, Hold, NAMESPACE};
 use crate::front::{Backend, Front};
-use crate::keep::keeping;
+use crate::keep::keeps_everything;
 use crate::network::{Passage, Space};
 use crate::parts::{self, Programs};
-use crate::place::{Place, tail};
+use crate::place::{Place, last_lines};
 use crate::plain_http;
 use crate::ports::Port;
 pub use start::Start;
@@ -121,30 +121,35 @@ impl Cloud {
 
     /// Runs `edgecore-prepull join`, and returns its output.
     pub async fn join(&self, token: &str, node: &str, state_dir: &Path) -> Result<String> {
-        parts::output(self.join_command(token, node, state_dir, (self.tunnel_addr(), self.enroll_addr()))?)
-            .await
+        parts::run_command(self.join_command(
+            token,
+            node,
+            state_dir,
+            (self.tunnel_addr(), self.enroll_addr()),
+        )?)
+        .await
     }
 
     /// Runs a command of cloudcore-prepull against the cluster, and returns its output.
     pub async fn command(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.programs.path(PROGRAM)?);
         command.args(arguments).arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", NAMESPACE]);
-        Ok(parts::output(command).await?.trim().to_owned())
+        Ok(parts::run_command(command).await?.trim().to_owned())
     }
 
-    /// Runs a command like [`Self::command`], with another kubeconfig.
+    /// Runs a command like [`Self::wrap_command`], with another kubeconfig.
     pub async fn command_as(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(parts::program(PROGRAM)?);
+        let mut command = Command::new(parts::program_path(PROGRAM)?);
         command.args(arguments).arg("--kubeconfig").arg(kubeconfig).args(["--namespace", NAMESPACE]);
-        Ok(parts::output(command).await?.trim().to_owned())
+        Ok(parts::run_command(command).await?.trim().to_owned())
     }
 
     /// Runs `plan` against the cluster, with the rights of the cloud, and returns its output.
     pub async fn plan(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(parts::program(PROGRAM)?);
+        let mut command = Command::new(parts::program_path(PROGRAM)?);
         command.arg("plan").args(arguments).arg("--kubeconfig").arg(&self.kubeconfig);
         command.args(self.arguments.iter().filter(|argument| *argument == WITHOUT_CONSENT));
-        parts::output(command).await
+        parts::run_command(command).await
     }
 
     /// Reads the current metrics.
@@ -177,7 +182,7 @@ impl Cloud {
             Ok(())
         })
         .await
-        .with_context(|| tail(&self.log(), 20))
+        .with_context(|| last_lines(&self.log(), 20))
     }
 
     /// Waits until the cloud ends by itself.
@@ -250,7 +255,7 @@ impl Cloud {
             command.env("POD_NAME", pod).args(["--advertise", "localhost"]);
         }
         if let Some((space, _)) = &self.space {
-            command = space.command(&command);
+            command = space.wrap_command(&command);
         }
         let mut process = Child::spawn(&self.place, &self.name, command)?;
         let (standby, health) = (self.standby, self.metrics.addr());
@@ -293,9 +298,9 @@ impl Cloud {
         let server = cluster.and_then(|cluster| cluster.server.as_deref()).unwrap_or_default();
         let server = server.trim_start_matches("https://").trim_end_matches('/');
         let server = server.parse().with_context(|| format!("the API server {server} is not on loopback"))?;
-        let mut passages = vec![Passage::through(Some(space), None, server)?];
+        let mut passages = vec![Passage::between_spaces(Some(space), None, server)?];
         for addr in [self.tunnel_addr(), self.enroll_addr(), self.metrics_addr()] {
-            passages.push(Passage::through(None, Some(space), addr)?);
+            passages.push(Passage::between_spaces(None, Some(space), addr)?);
         }
         Ok(passages)
     }
@@ -313,7 +318,7 @@ impl Cloud {
 
 impl Drop for Cloud {
     fn drop(&mut self) {
-        let Some(process) = self.process.as_ref().filter(|_| !keeping()) else { return };
+        let Some(process) = self.process.as_ref().filter(|_| !keeps_everything()) else { return };
         // If the cloud has ended or hangs, the log directory gets no metrics.
         let _ = process.cont();
         let (addr, file) = (self.metrics_addr(), self.place.log_file(&format!("{}-metrics", self.name)));

@@ -29,7 +29,7 @@ pub use objects::NodeBuilder;
 
 use crate::cleanup::{Child, SOON, eventually};
 use crate::ground::Ground;
-use crate::keep::keeping;
+use crate::keep::keeps_everything;
 use crate::parts;
 use crate::place::Place;
 
@@ -253,7 +253,7 @@ impl Cluster {
         command.arg("--kubeconfig").arg(&self.kubeconfig);
         // With its own cache: the user's may be for another cluster.
         command.arg("--cache-dir").arg(self.place.dir().join("kubectl-cache")).args(arguments);
-        parts::output(command).await.with_context(|| format!("kubectl {}", arguments.join(" ")))
+        parts::run_command(command).await.with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
     /// Version of the API server, such as `Kubernetes v1.20.2`.
@@ -347,7 +347,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if keeping() {
+        if keeps_everything() {
             return;
         }
         let lent = self.is_lent();

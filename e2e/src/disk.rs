@@ -99,14 +99,14 @@ impl Disk {
         let [maker, quiet] = format.maker();
         let mut command = Command::new(maker);
         command.arg(quiet).arg(&file);
-        parts::output(command).await?;
+        parts::run_command(command).await?;
         Ok(Self { format, file, root: root.to_owned(), cuts: 0, recorder: None })
     }
 
     async fn attach(&self, file: &Path) -> Result<()> {
         let mut command = Command::new("mount");
         command.args(["-o", self.format.options()]).arg(file).arg(&self.root);
-        parts::output(command).await.map(drop)
+        parts::run_command(command).await.map(drop)
     }
 
     /// Where it's mounted.
@@ -159,7 +159,7 @@ impl Disk {
         let copy = self.next_file();
         let mut command = Command::new("cp");
         command.arg("--sparse=always").args([&self.file, &copy]);
-        parts::output(command).await?;
+        parts::run_command(command).await?;
         self.replace(copy).await
     }
 }

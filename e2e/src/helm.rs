@@ -21,7 +21,7 @@ impl Helm {
     /// Finds helm.
     pub async fn find() -> Result<Self> {
         let script = Command::new(parts::setup_dir().join("helm.sh"));
-        Ok(Self { program: parts::output(script).await?.trim().into() })
+        Ok(Self { program: parts::run_command(script).await?.trim().into() })
     }
 
     /// A command, to be run in the workspace.
@@ -38,7 +38,7 @@ impl Helm {
         let version = "--kube-version=1.36.0";
         let template =
             self.command(&["template", "prepull", CHART, "--namespace", namespace, version, &json]);
-        Ok(serde_saphyr::from_multiple(&parts::output(template).await?)?)
+        Ok(serde_saphyr::from_multiple(&parts::run_command(template).await?)?)
     }
 }
 

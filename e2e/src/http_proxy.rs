@@ -28,7 +28,7 @@ pub struct HttpProxy {
 impl HttpProxy {
     /// Starts a proxy at the switch of a site, and waits until it listens.
     pub async fn start(lan: &Lan) -> Result<Self> {
-        let (place, outlet) = (Place::here()?, lan.outlet().await?);
+        let (place, outlet) = (Place::here()?, lan.add_outlet().await?);
         let file = place.new_dir("tinyproxy")?.join("tinyproxy.conf");
         let config = format!(
             "User root\nGroup root\nPort {PORT}\nListen {}\nTimeout 600\nMaxClients 100\nLogLevel Connect\n\
@@ -53,7 +53,7 @@ impl HttpProxy {
 
     async fn listens(&self) -> Result<()> {
         let addr = SocketAddr::from((self.outlet.address(), PORT));
-        eventually("the proxy listens", SOON, async || self.outlet.connect(addr)).await
+        eventually("the proxy listens", SOON, async || self.outlet.try_connect(addr)).await
     }
 
     /// The proxy, without its user.
@@ -82,5 +82,5 @@ impl HttpProxy {
 fn spawn(place: &Place, outlet: &Outlet, config: &Path) -> Result<Child> {
     let mut command = Command::new("tinyproxy");
     command.arg("-d").arg("-c").arg(config);
-    Child::spawn(place, "tinyproxy", outlet.space().command(&command))
+    Child::spawn(place, "tinyproxy", outlet.space().wrap_command(&command))
 }

@@ -62,7 +62,8 @@ impl Image {
         let pool = std::env::var_os("PREPULL_E2E_POOL").map(PathBuf::from);
         let cache = pool.map_or_else(|| Place::here()?.new_dir("images"), |pool| Ok(pool.join("images")))?;
         cached_in(&cache, name, |layout| {
-            let layers = [layout.program_layer(&parts::program(name)?, &format!("usr/local/bin/{name}"))?];
+            let layers =
+                [layout.program_layer(&parts::program_path(name)?, &format!("usr/local/bin/{name}"))?];
             let start = json!({"Env": ["PATH=/usr/local/bin"], "Entrypoint": [name]});
             layout.image_with(&Platform::here(), &layers, &start)
         })

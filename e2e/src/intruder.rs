@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::{SinkExt, StreamExt};
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TUNNEL_PATH, decode, encode};
+use prepull_api::wire::{
+    CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TUNNEL_PATH, decode_frame, encode_frame,
+};
 use rcgen::KeyPair;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
@@ -22,7 +24,7 @@ use tokio_tungstenite::{WebSocketStream, client_async};
 use crate::cleanup::SOON;
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
-use crate::sim::certificates::Authority;
+use crate::sim::certificates::CloudAuthority;
 
 /// Checks that an attempt was refused with this text.
 pub fn refusal<T>(outcome: Result<T>, expected: &str) -> Result<()> {
@@ -45,10 +47,10 @@ pub struct Wire(WebSocketStream<TlsStream<TcpStream>>);
 impl Intruder {
     /// Creates an intruder with a certificate for the node, signed by the cloud's own CA.
     pub async fn of(cluster: &Cluster, cloud: &Cloud, node: &str) -> Result<Self> {
-        let (authority, key) = (Authority::of(cluster).await?, KeyPair::generate()?);
+        let (authority, key) = (CloudAuthority::from_cluster(cluster).await?, KeyPair::generate()?);
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes())?)?;
-        let chain = vec![CertificateDer::from_pem_slice(authority.certificate(node, &key)?.as_bytes())?];
+        let chain = vec![CertificateDer::from_pem_slice(authority.node_certificate(node, &key)?.as_bytes())?];
         let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes())?;
         let config =
             ClientConfig::builder().with_root_certificates(roots).with_client_auth_cert(chain, key)?;
@@ -94,7 +96,7 @@ impl Intruder {
 impl Wire {
     /// Sends a message.
     pub async fn send_message(&mut self, message: &EdgeMessage) -> Result<()> {
-        self.send_frame(Message::text(encode(message)?)).await
+        self.send_frame(Message::text(encode_frame(message)?)).await
     }
 
     /// Sends the same message repeatedly, as fast as possible, until the time is up or the cloud closes the connection.
@@ -112,7 +114,7 @@ impl Wire {
     pub async fn receive(&mut self) -> Result<CloudMessage> {
         loop {
             match timeout(SOON, self.0.next()).await?.context("the connection ended")?? {
-                Message::Text(text) => return Ok(decode(&text)?),
+                Message::Text(text) => return Ok(decode_frame(&text)?),
                 Message::Ping(_) | Message::Pong(_) => {}
                 other => bail!("expected a message, received {other:?}"),
             }

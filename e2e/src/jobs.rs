@@ -14,7 +14,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
-use prepull_api::crd::status::{ImagePrePullJobStatus, ImageStatus, JobPhase, NodeStatus};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobImageStatus, JobPhase, NodeStatus};
 
 pub use builder::JobBuilder;
 
@@ -260,7 +260,7 @@ pub trait StatusExt {
     /// Status of a node.
     fn node(&self, name: &str) -> Option<&NodeStatus>;
     /// Status of an image on a node, by the name that the job gives the image.
-    fn image(&self, node: &str, image: &str) -> Option<&ImageStatus>;
+    fn image(&self, node: &str, image: &str) -> Option<&JobImageStatus>;
     /// Why a node was skipped.
     fn skipped(&self, node: &str) -> Option<&str>;
 }
@@ -270,7 +270,7 @@ impl StatusExt for ImagePrePullJobStatus {
         self.node_status.iter().find(|node| node.node_name == name)
     }
 
-    fn image(&self, node: &str, image: &str) -> Option<&ImageStatus> {
+    fn image(&self, node: &str, image: &str) -> Option<&JobImageStatus> {
         self.node(node)?.image_status.iter().find(|status| status.image == image)
     }
 

@@ -11,6 +11,6 @@ pub fn keep_everything() {
 }
 
 /// Whether drops must stop and remove nothing.
-pub fn keeping() -> bool {
+pub fn keeps_everything() -> bool {
     KEEP.load(Ordering::SeqCst)
 }

@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
 
-pub use jobs::{Builder, ListJob, PullJob, PullJobKind};
-pub use node_images::{AtWork, NodeImages, Tag, name_and_tag};
-pub use object::Object;
+pub use jobs::{Builder, KruiseListJob, KruisePullJob, PullJobKind};
+pub use node_images::{KruiseNodeImage, NodeImageTag, OpenTagWatch, name_and_tag};
+pub use object::KruiseObject;
 
 use crate::cloud::{Cloud, Start};
 use crate::cluster::Cluster;

@@ -22,8 +22,8 @@ use anyhow::{Context, Result};
 
 pub use installation::{EDGE_NAMESPACE, Installation};
 pub use pods::Fate;
-pub use refusals::Refusal;
-pub use worker::{Worker, lacks};
+pub use refusals::RefusedRequest;
+pub use worker::{Worker, missing_for_worker};
 
 use crate::cleanup::Child;
 use crate::cluster::Cluster;
@@ -31,7 +31,7 @@ use crate::ground::{self, Ground};
 use crate::images::Image;
 use crate::registry::Registry;
 use balancer::Balancer;
-use worker::Kind;
+use worker::WorkerKind;
 
 /// Controllers for a Deployment, a DaemonSet, a drained node and a namespace. The others would only cost time.
 const CONTROLLERS: &str = "--controllers=daemonset-controller,deployment-controller,disruption-controller,\
@@ -96,27 +96,27 @@ impl Kubernetes {
     }
 
     /// Adds a worker with a ready Node.
-    pub async fn worker(&self, name: &str) -> Result<Worker> {
-        self.worker_of(name, Kind::Plain).await
+    pub async fn add_worker(&self, name: &str) -> Result<Worker> {
+        self.worker_of(name, WorkerKind::Plain).await
     }
 
-    /// Adds a worker like [`Self::worker`], with a separate disk of `size` bytes for its images.
+    /// Adds a worker like [`Self::add_worker`], with a separate disk of `size` bytes for its images.
     pub async fn worker_with_disk(&self, name: &str, size: u64) -> Result<Worker> {
-        self.worker_of(name, Kind::OwnDisk(size)).await
+        self.worker_of(name, WorkerKind::OwnDisk(size)).await
     }
 
-    /// Adds a worker like [`Self::worker`], with a containerd that has the paths of k3s.
+    /// Adds a worker like [`Self::add_worker`], with a containerd that has the paths of k3s.
     pub async fn worker_of_k3s(&self, name: &str) -> Result<Worker> {
-        self.worker_of(name, Kind::K3s).await
+        self.worker_of(name, WorkerKind::K3s).await
     }
 
-    async fn worker_of(&self, name: &str, kind: Kind) -> Result<Worker> {
+    async fn worker_of(&self, name: &str, kind: WorkerKind) -> Result<Worker> {
         let worker = Worker::start(&self.cluster, &self.ground, name, &self.sandbox, &self.registry, kind);
         worker.await.with_context(|| format!("no worker {name}"))
     }
 
     /// Requests that the API server has refused so far.
-    pub fn refusals(&self) -> Result<Vec<Refusal>> {
+    pub fn refusals(&self) -> Result<Vec<RefusedRequest>> {
         refusals::parse(&self.cluster.audit_log()?)
     }
 

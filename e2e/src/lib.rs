@@ -4,7 +4,7 @@
 //! ```text
 //!  Place (temporary directory, logs, canary)      Reaper (outlives a killed test and cleans up after it)
 //!    ├─ Cluster   etcd, kube-apiserver (RBAC on), CRDs, nodes, secrets ── Job, JobStatus
-//!    │    └─ kruise: PullJob, ListJob, NodeImages, pods, the commands of the manual
+//!    │    └─ kruise: KruisePullJob, KruiseListJob, KruiseNodeImage, pods, the commands of the manual
 //!    ├─ Kubernetes  a whole cluster: control plane, and machines with a kubelet and a containerd that run pods
 //!    ├─ ApiProxy  between the cloud and kube-apiserver: refuses, delays, cuts, loses responses, ends watches
 //!    ├─ Registry  docker-registry, users, TLS, access log ◀── Image (generated once, cached)
@@ -20,7 +20,7 @@
 //!    ├─ Machine   a systemd of its own, in namespaces, for what only an init shows
 //!    ├─ Network   namespaces for the cloud and for edges, with cables that can be cut, one way or both
 //!    ├─ Lan       namespaces for the boxes of a site at a switch, and its uplink with a rate and a counter
-//!    ├─ Wire      a link to one edge that delays and loses packets as real ones do
+//!    ├─ EdgeWire  a link to one edge that delays and loses packets as real ones do
 //!    ├─ Boxes     a site behind an uplink: a Lan, a cloud and a registry outside, an EdgeNode in each box
 //!    ├─ Stage     cluster, cloud and edge nodes in one step
 //!    ├─ Site      cluster, cloud and a registry behind a link that can be slowed and cut: for tests of faults
@@ -95,7 +95,7 @@ pub mod prelude {
     pub use crate::images::{Image, MIB};
     pub use crate::intruder::{Intruder, Wire, refusal};
     pub use crate::jobs::{Job, StatusExt, refused};
-    pub use crate::kruise::{ListJob, NodeImages, PullJob, name_and_tag};
+    pub use crate::kruise::{KruiseListJob, KruiseNodeImage, KruisePullJob, name_and_tag};
     pub use crate::kubernetes::{Kubernetes, Worker};
     pub use crate::network::{Cable, Lan, Network, Outlet, Uplink};
     pub use crate::node::{Containerd, EdgeNode};
@@ -103,7 +103,7 @@ pub mod prelude {
     pub use crate::plugin::Person;
     pub use crate::proxy::Proxy;
     pub use crate::registry::{Registry, TokenServer};
-    pub use crate::sim::{Behaviour, Fleet, PullTime};
+    pub use crate::sim::{Behaviour, Fleet, PullDurations};
     pub use crate::site::Site;
     pub use crate::stage::Stage;
     pub use anyhow::{Context, Result, bail, ensure};

@@ -34,7 +34,7 @@ impl Machine {
         let place = Place::here()?;
         let mut command = Command::new("bash");
         command.arg(parts::setup_dir().join("machine.sh")).arg(name).arg(place.new_dir("machine")?);
-        command.arg(parts::program("edgecore-prepull")?).arg(runtime.dir()).args(state);
+        command.arg(parts::program_path("edgecore-prepull")?).arg(runtime.dir()).args(state);
         let mut machine = Self { process: Child::spawn(&place, &format!("machine-{name}"), command)? };
         let booted = eventually("systemd runs", SOON, async || {
             let state = machine.run(&["systemctl", "is-system-running"]).await?;
@@ -50,12 +50,12 @@ impl Machine {
 
     /// Runs a program on the machine, and returns its output. If it fails, the error has what it printed.
     pub async fn run(&self, line: &[&str]) -> Result<String> {
-        parts::output(self.command(line)?).await
+        parts::run_command(self.command(line)?).await
     }
 
     /// A command that runs a program on the machine.
     pub fn command(&self, line: &[&str]) -> Result<Command> {
-        let init = self.init()?;
+        let init = self.init_pid()?;
         let mut command = Command::new("nsenter");
         command.args([
             "--target", &init, "--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wd", "--",
@@ -65,12 +65,12 @@ impl Machine {
     }
 
     /// Ends all of its processes at once, as a power cut does.
-    pub fn end(&mut self) {
-        end(&mut self.process);
+    pub fn end_processes(&mut self) {
+        end_machine(&mut self.process);
     }
 
     /// Id of process 1, in this namespace.
-    fn init(&self) -> Result<String> {
+    fn init_pid(&self) -> Result<String> {
         let pid = self.process.pid();
         let children =
             std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
@@ -81,12 +81,12 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.end();
+        self.end_processes();
     }
 }
 
 /// Ends a machine. All of its processes end with its first one, and then its control groups can be removed.
-pub(crate) fn end(machine: &mut Child) {
+pub(crate) fn end_machine(machine: &mut Child) {
     let pid = machine.pid();
     let _ = machine.kill9();
     let began = Instant::now();

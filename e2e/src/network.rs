@@ -12,7 +12,7 @@
 //! Dropping packets needs only `iptables`. Delaying them would need `netem`, which some kernels lack;
 //! [`Cable::slow_way`] delays connections instead.
 //!
-//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink. A [`Wire`] leads to one edge, and
+//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink. A [`EdgeWire`] leads to one edge, and
 //! treats packets like one of the [`profiles`] of real links.
 
 pub mod lan;
@@ -30,7 +30,7 @@ use anyhow::{Context, Result};
 pub use lan::{Lan, Outlet, Uplink};
 pub use passage::Passage;
 pub use space::Space;
-pub use wire::Wire;
+pub use wire::EdgeWire;
 
 /// The number of uplinks that this process has made.
 static UPLINKS: AtomicU32 = AtomicU32::new(0);
@@ -59,7 +59,7 @@ impl Network {
     }
 
     /// Namespace for the cloud.
-    pub fn cloud(&self) -> &Space {
+    pub fn cloud_space(&self) -> &Space {
         &self.cloud
     }
 
@@ -69,7 +69,7 @@ impl Network {
     }
 
     /// Adds a cable, with a namespace for an edge at its end.
-    pub async fn cable(&self) -> Result<Cable> {
+    pub async fn add_cable(&self) -> Result<Cable> {
         let number = self.cables.fetch_add(1, Ordering::SeqCst);
         let edge = Space::new().await?;
         let device = device(number);
@@ -125,7 +125,7 @@ impl Network {
 
 impl Cable {
     /// Namespace for the edge.
-    pub fn edge(&self) -> &Space {
+    pub fn edge_space(&self) -> &Space {
         &self.edge
     }
 
@@ -151,7 +151,7 @@ impl Cable {
     }
 
     /// Drops each packet, in both directions, with this probability from now on.
-    pub async fn lose(&self, probability: f64) -> Result<()> {
+    pub async fn drop_randomly(&self, probability: f64) -> Result<()> {
         let probability = probability.to_string();
         let some = ["-m", "statistic", "--mode", "random", "--probability", &probability];
         self.drop_at(&self.cloud, &some).await?;
@@ -168,7 +168,7 @@ impl Cable {
     }
 
     /// Number of packets dropped since the cable was last mended.
-    pub async fn lost(&self) -> Result<u64> {
+    pub async fn dropped_packets(&self) -> Result<u64> {
         let device = device(self.number);
         let mut lost = 0;
         for space in [&self.cloud, &self.edge] {

@@ -16,9 +16,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 pub use containerd::Containerd;
-pub(crate) use containerd::{Paths, inside};
+pub(crate) use containerd::{Paths, command_inside};
 pub use ledger::LedgerTask;
-pub use start::Start;
+pub use start::NodeStart;
 
 use crate::cleanup::{Child, SOON, eventually};
 use crate::cloud::{Cloud, Metrics};
@@ -54,8 +54,8 @@ pub struct EdgeNode {
 impl EdgeNode {
     /// Starts a containerd, joins with a token of the cloud, and starts the agent:
     /// `EdgeNode::start(&cluster, &cloud, "edge-1").await?`.
-    pub fn start<'a>(_cluster: &Cluster, cloud: &'a Cloud, name: &str) -> Start<'a> {
-        Start::new(cloud, name)
+    pub fn start<'a>(_cluster: &Cluster, cloud: &'a Cloud, name: &str) -> NodeStart<'a> {
+        NodeStart::new(cloud, name)
     }
 
     /// Name of the Node.
@@ -136,7 +136,7 @@ impl EdgeNode {
         command.envs([("PREPULL_DISK_MIN_FREE", "64MiB"), ("PREPULL_IMAGE_GC_HIGH_THRESHOLD", "100%")]);
         command.envs(self.environment.iter().cloned());
         if let Some((space, _)) = &self.space {
-            command = space.command(&command);
+            command = space.wrap_command(&command);
         }
         self.agent = Some(Child::spawn(&self.place, &format!("agent-{}", self.name), command)?);
         Ok(())
@@ -153,7 +153,7 @@ impl EdgeNode {
         Ok(())
     }
 
-    /// Whether the agent has sent this text to its runtime. Needs [`Start::eavesdropped`].
+    /// Whether the agent has sent this text to its runtime. Needs [`NodeStart::eavesdropped`].
     pub fn has_sent_to_runtime(&self, text: &str) -> Result<bool> {
         let eavesdropper = self
             .eavesdropper
@@ -206,7 +206,7 @@ impl EdgeNode {
             Ok(())
         })
         .await
-        .with_context(|| crate::place::tail(&self.agent_log(), 20))
+        .with_context(|| crate::place::last_lines(&self.agent_log(), 20))
     }
 
     /// Runs `edgecore-prepull status` with the agent's settings. Returns its exit status and its output.
@@ -215,7 +215,7 @@ impl EdgeNode {
         command.args(["status", "--runtime-endpoint", &self.containerd.endpoint()]).arg("--state-dir");
         command.arg(&self.state).arg("--metrics-listen").arg(self.metrics.addr().to_string());
         if let Some((space, _)) = &self.space {
-            command = space.command(&command);
+            command = space.wrap_command(&command);
         }
         let output = tokio::process::Command::from(command).output().await.context("status cannot be run")?;
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();

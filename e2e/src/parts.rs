@@ -45,11 +45,11 @@ pub fn cache_dir() -> PathBuf {
 
 /// Path of kube-apiserver: in `PREPULL_APISERVER_DIR`, or in the cache that `make setup` fills.
 pub fn kube_apiserver() -> Result<PathBuf> {
-    kubernetes("kube-apiserver")
+    kubernetes_program("kube-apiserver")
 }
 
 /// Path of a program of Kubernetes, such as `kubelet`: in `PREPULL_APISERVER_DIR`, or in the cache that `make setup` fills.
-pub fn kubernetes(program: &str) -> Result<PathBuf> {
+pub fn kubernetes_program(program: &str) -> Result<PathBuf> {
     let dir = std::env::var_os("PREPULL_APISERVER_DIR")
         .map_or_else(|| cache_dir().join(KUBERNETES_CACHE), PathBuf::from);
     let path = dir.join(program);
@@ -93,7 +93,7 @@ pub fn chromium() -> Result<PathBuf> {
 
 /// Path of the script of axe-core, from the cache or from npm's registry.
 pub async fn axe_core() -> Result<PathBuf> {
-    Ok(output(Command::new(setup_dir().join("axe-core.sh"))).await?.trim().into())
+    Ok(run_command(Command::new(setup_dir().join("axe-core.sh"))).await?.trim().into())
 }
 
 /// Path of containerd: in `PREPULL_CONTAINERD_DIR`, or in PATH.
@@ -107,7 +107,7 @@ pub fn containerd_dir() -> Option<PathBuf> {
 }
 
 /// Path of cloudcore-prepull or edgecore-prepull: in `PREPULL_BIN_DIR`, or in target/debug.
-pub fn program(name: &str) -> Result<PathBuf> {
+pub fn program_path(name: &str) -> Result<PathBuf> {
     let dir = std::env::var_os("PREPULL_BIN_DIR").map_or_else(|| target_dir().join("debug"), PathBuf::from);
     let path = dir.join(name);
     if !path.exists() {
@@ -119,15 +119,15 @@ pub fn program(name: &str) -> Result<PathBuf> {
 /// Whether our programs are of this machine, and not scripts that start an emulator, as `make test-dist` has them.
 pub fn are_native() -> Result<bool> {
     let mut magic = [0; 4];
-    std::fs::File::open(program("cloudcore-prepull")?)?.read_exact(&mut magic)?;
+    std::fs::File::open(program_path("cloudcore-prepull")?)?.read_exact(&mut magic)?;
     Ok(magic == *b"\x7fELF")
 }
 
 /// Writes one of our programs to a file, without its debug information: it's less than half as large.
-pub async fn strip(name: &str, to: &Path) -> Result<()> {
+pub async fn strip_program(name: &str, to: &Path) -> Result<()> {
     let mut command = Command::new("strip");
-    command.arg("-o").arg(to).arg(program(name)?);
-    output(command).await.map(drop)
+    command.arg("-o").arg(to).arg(program_path(name)?);
+    run_command(command).await.map(drop)
 }
 
 /// The source of our programs for a test.
@@ -144,7 +144,7 @@ impl Programs {
     /// Path of one of our programs.
     pub fn path(&self, name: &str) -> Result<PathBuf> {
         match self {
-            Self::Built => program(name),
+            Self::Built => program_path(name),
             Self::Before(dir) => Ok(dir.join(name)),
         }
     }
@@ -159,7 +159,7 @@ pub fn libfaketime() -> Result<PathBuf> {
 }
 
 /// Runs a program to its end and returns its output. If it fails, the error has what it printed.
-pub async fn output(command: Command) -> Result<String> {
+pub async fn run_command(command: Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut command = tokio::process::Command::from(command);
     let output = command.kill_on_drop(true).stdin(std::process::Stdio::null()).output().await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::keep::keeping;
+use crate::keep::keeps_everything;
 use crate::{parts, reaper};
 
 /// Text in every credential of the tests. No log may contain it in any encoding: see e2e/setup/search-secrets.sh.
@@ -38,11 +38,11 @@ pub struct Place {
 impl Place {
     /// The place of the calling test, found by the name of its thread, so that all parts of a test share one.
     pub fn here() -> Result<Arc<Self>> {
-        Self::named(&current_test())
+        Self::with_name(&current_test())
     }
 
     /// The place with this name.
-    pub fn named(name: &str) -> Result<Arc<Self>> {
+    pub fn with_name(name: &str) -> Result<Arc<Self>> {
         let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = places.get(name).and_then(Weak::upgrade) {
             return Ok(place);
@@ -122,7 +122,7 @@ impl Place {
             let name = file.file_name().to_string_lossy().into_owned();
             if parts.iter().any(|part| name.starts_with(part)) {
                 let log = std::fs::read(file.path()).unwrap_or_default();
-                let log = tail(&String::from_utf8_lossy(&log), LINES);
+                let log = last_lines(&String::from_utf8_lossy(&log), LINES);
                 sections.push(format!("--- {name}, the end:\n{log}"));
             }
         }
@@ -133,7 +133,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if keeping() {
+        if keeps_everything() {
             return;
         }
         unmount_below(&self.dir);
@@ -153,7 +153,7 @@ pub(crate) fn unmount_below(dir: &Path) {
 }
 
 /// Returns the last lines of a text.
-pub fn tail(text: &str, lines: usize) -> String {
+pub fn last_lines(text: &str, lines: usize) -> String {
     let all: Vec<_> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }

@@ -20,7 +20,7 @@ pub async fn get(addr: SocketAddr, path: &str) -> Result<(u16, String)> {
 }
 
 /// Posts JSON to etcd, and returns status and body.
-pub async fn post(addr: SocketAddr, path: &str, json: &str) -> Result<(u16, String)> {
+pub async fn post_json(addr: SocketAddr, path: &str, json: &str) -> Result<(u16, String)> {
     let length = json.len();
     let request = format!("POST {path} HTTP/1.0\r\nHost: {addr}\r\nContent-Length: {length}\r\n\r\n{json}");
     exchange(addr, &format!("POST {addr}{path}"), &request, STORED).await

@@ -38,13 +38,13 @@ impl PageServer {
 
     /// The usage of the process.
     pub fn usage(&self) -> Result<Usage> {
-        Usage::of(self.process.pid())
+        Usage::of_process(self.process.pid())
     }
 }
 
 /// The output of a command.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct CommandOutput {
     /// Its exit status.
     pub status: i32,
     /// Its standard output.
@@ -53,7 +53,7 @@ pub struct Said {
     pub err: String,
 }
 
-impl Said {
+impl CommandOutput {
     /// Fails unless the command has ended with this status and printed all of these words.
     pub fn is(self, status: i32, words: &[&str]) -> Result<Self> {
         let all = format!("{}{}", self.out, self.err);
@@ -73,7 +73,7 @@ impl Person {
 
     /// The person at a box, with these variables in the environment.
     #[must_use]
-    pub fn at(mut self, outlet: &Outlet, environment: &[(&str, &str)]) -> Self {
+    pub fn at_box(mut self, outlet: &Outlet, environment: &[(&str, &str)]) -> Self {
         self.space = Some(outlet.space().clone());
         self.environment =
             environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -81,9 +81,9 @@ impl Person {
     }
 
     fn command(&self, line: &str) -> Result<tokio::process::Command> {
-        let mut command = Command::new(parts::program("kubectl-prepull")?);
+        let mut command = Command::new(parts::program_path("kubectl-prepull")?);
         if let Some(space) = &self.space {
-            command = space.command(&command);
+            command = space.wrap_command(&command);
         }
         let mut command = tokio::process::Command::from(command);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -100,19 +100,19 @@ impl Person {
     }
 
     /// Runs `kubectl prepull` with the words of this line.
-    pub async fn runs(&self, line: &str) -> Result<Said> {
+    pub async fn runs(&self, line: &str) -> Result<CommandOutput> {
         let output = self.command(line)?.output().await;
-        said(output.with_context(|| format!("cannot run kubectl-prepull {line}"))?)
+        command_output(output.with_context(|| format!("cannot run kubectl-prepull {line}"))?)
     }
 
     /// Runs `kubectl prepull` like [`Self::runs`], with at most `kib` KiB of memory besides the program itself.
-    pub async fn runs_within(&self, line: &str, kib: u32) -> Result<Said> {
+    pub async fn runs_within(&self, line: &str, kib: u32) -> Result<CommandOutput> {
         let command = self.command(line)?;
         let command = command.as_std();
         let mut shell = tokio::process::Command::new("sh");
         shell.args(["-c", &format!("ulimit -d {kib} && exec \"$0\" \"$@\"")]);
         shell.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
-        said(
+        command_output(
             shell
                 .kill_on_drop(true)
                 .output()
@@ -122,7 +122,7 @@ impl Person {
     }
 
     /// Runs `kubectl prepull` like [`Self::runs`]. Also returns the time, and the peak memory in bytes.
-    pub async fn runs_measured(&self, line: &str) -> Result<(Said, Duration, u64)> {
+    pub async fn runs_measured(&self, line: &str) -> Result<(CommandOutput, Duration, u64)> {
         let began = Instant::now();
         let child =
             self.command(line)?.spawn().with_context(|| format!("cannot run kubectl-prepull {line}"))?;
@@ -134,15 +134,15 @@ impl Person {
             tokio::select! {
                 output = &mut ends => break output?,
                 // It ended in between: keep the last value.
-                _ = looks.tick() => peak = Usage::of(pid).map_or(peak, |usage| usage.peak.max(peak)),
+                _ = looks.tick() => peak = Usage::of_process(pid).map_or(peak, |usage| usage.peak.max(peak)),
             }
         };
-        Ok((said(output)?, began.elapsed(), peak))
+        Ok((command_output(output)?, began.elapsed(), peak))
     }
 
     /// Serves the page of `kubectl prepull ui`.
     pub async fn serves_page(&self) -> Result<PageServer> {
-        let mut command = Command::new(parts::program("kubectl-prepull")?);
+        let mut command = Command::new(parts::program_path("kubectl-prepull")?);
         command.args(["ui", "--no-open", "--kubeconfig"]).arg(&self.kubeconfig);
         let process = Child::spawn(&*Place::here()?, "ui", command)?;
         let url = eventually("the address is printed", SOON, async || {
@@ -156,7 +156,7 @@ impl Person {
 
     /// Runs `kubectl prepull` like [`Self::runs`], on a terminal of 80 columns. The standard output includes its
     /// drawing.
-    pub async fn runs_on_a_terminal(&self, line: &str) -> Result<Said> {
+    pub async fn runs_on_a_terminal(&self, line: &str) -> Result<CommandOutput> {
         let command = self.command(line)?;
         let command = command.as_std();
         let words = std::iter::once(command.get_program()).chain(command.get_args());
@@ -165,22 +165,22 @@ impl Person {
         let mut script = tokio::process::Command::new("script");
         script.args(["--quiet", "--return", "--command", &line_of_shell, "/dev/null"]).stdin(Stdio::null());
         script.env_remove("NO_COLOR").env_remove("COLUMNS").env("TERM", "xterm").kill_on_drop(true);
-        said(script.output().await.context("cannot run script, of Debian's bsdutils")?)
+        command_output(script.output().await.context("cannot run script, of Debian's bsdutils")?)
     }
 
     /// The completion for kubectl after these words. The last word is incomplete.
     pub async fn completes(&self, words: &[&str], dir: &Path) -> Result<String> {
         let program = dir.join("kubectl_complete-prepull");
         if !program.exists() {
-            std::os::unix::fs::symlink(parts::program("kubectl-prepull")?, &program)?;
+            std::os::unix::fs::symlink(parts::program_path("kubectl-prepull")?, &program)?;
         }
         let mut command = std::process::Command::new(program);
         command.arg("--kubeconfig").arg(&self.kubeconfig).args(words);
-        parts::output(command).await
+        parts::run_command(command).await
     }
 
     /// Runs a command until it prints a line with this text, and then presses Ctrl-C.
-    pub async fn interrupts(&self, line: &str, text: &str) -> Result<Said> {
+    pub async fn interrupts(&self, line: &str, text: &str) -> Result<CommandOutput> {
         use tokio::io::{AsyncBufReadExt, BufReader};
         let mut child = self.command(line)?.spawn()?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("it has ended")?;
@@ -194,13 +194,17 @@ impl Person {
         }
         ensure!(before.contains(text), "{text:?} is not in {before}");
         kill_process(pid, Signal::INT)?;
-        let mut said = said(child.wait_with_output().await?)?;
+        let mut said = command_output(child.wait_with_output().await?)?;
         said.out.insert_str(0, &before);
         Ok(said)
     }
 }
 
-fn said(output: Output) -> Result<Said> {
+fn command_output(output: Output) -> Result<CommandOutput> {
     let status = output.status.code().context("a signal has ended it")?;
-    Ok(Said { status, out: String::from_utf8(output.stdout)?, err: String::from_utf8(output.stderr)? })
+    Ok(CommandOutput {
+        status,
+        out: String::from_utf8(output.stdout)?,
+        err: String::from_utf8(output.stderr)?,
+    })
 }

@@ -18,7 +18,7 @@ pub const MONITORING: &str = "manifests/monitoring";
 
 /// The folder of prometheus and promtool.
 pub async fn programs() -> Result<PathBuf> {
-    Ok(parts::output(Command::new(parts::setup_dir().join("prometheus.sh"))).await?.trim().into())
+    Ok(parts::run_command(Command::new(parts::setup_dir().join("prometheus.sh"))).await?.trim().into())
 }
 
 /// The queries of the dashboard, for the last minute and every job.
@@ -65,7 +65,7 @@ impl Prometheus {
     /// The current values of a query.
     pub async fn query(&self, query: &str) -> Result<Vec<f64>> {
         let escaped: Vec<_> = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let answer = self.ask(&format!("/api/v1/query?query={}", escaped.concat())).await?;
+        let answer = self.get_data(&format!("/api/v1/query?query={}", escaped.concat())).await?;
         let values = answer["result"].as_array().context("no result")?;
         let number = |sample: &Value| sample["value"][1].as_str().and_then(|value| value.parse().ok());
         Ok(values.iter().filter_map(number).collect())
@@ -81,7 +81,7 @@ impl Prometheus {
     /// Waits until each rule has been evaluated, and fails if that was impossible for one. Returns their number.
     pub async fn rules_are_sound(&self) -> Result<usize> {
         let rules = async || {
-            let groups = self.ask("/api/v1/rules").await?["groups"].take();
+            let groups = self.get_data("/api/v1/rules").await?["groups"].take();
             let groups = groups.as_array().context("no groups")?.clone();
             let rules = groups
                 .into_iter()
@@ -99,7 +99,7 @@ impl Prometheus {
         Ok(rules.len())
     }
 
-    async fn ask(&self, path: &str) -> Result<Value> {
+    async fn get_data(&self, path: &str) -> Result<Value> {
         let (status, body) = plain_http::get(self.address, path).await?;
         let mut answer: Value =
             serde_json::from_str(&body).with_context(|| format!("{path}: {status} {body}"))?;

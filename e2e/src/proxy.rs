@@ -36,7 +36,7 @@ enum Protocol {
 
 /// A request that came through an HTTP proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct ProxiedRequest {
     /// Method, such as `GET`.
     pub method: String,
     /// Path without the query.
@@ -55,7 +55,7 @@ pub struct Record {
 
 /// The state of the link.
 #[derive(Clone, Debug, Default)]
-struct Link {
+struct LinkState {
     /// Delay of each piece.
     delay: Duration,
     /// Limit in bytes a second towards the client, of all connections together.
@@ -65,7 +65,7 @@ struct Link {
 }
 
 /// A response of the proxy instead of the server.
-struct Fault {
+struct InjectedFault {
     status: u16,
     times: u32,
     /// Text that the path must contain.
@@ -89,17 +89,17 @@ struct Authorizations {
 }
 
 /// The state that the tasks of a proxy share.
-struct Shared {
+struct ProxyContext {
     target: SocketAddr,
     protocol: Protocol,
-    link: watch::Sender<Link>,
+    link: watch::Sender<LinkState>,
     /// Token of the connections that are open now; replaced when they are cut.
     connections: Mutex<CancellationToken>,
     /// Time at which the throttled link can carry the next piece.
     free_at: Mutex<tokio::time::Instant>,
     /// Number of bytes before the next cut. The cut affects the connection that carries the byte after them, once.
     cut_after: Mutex<Option<usize>>,
-    faults: Mutex<Vec<Fault>>,
+    faults: Mutex<Vec<InjectedFault>>,
     /// Whether it ignores ranges.
     ignores_ranges: AtomicBool,
     /// Whether it answers with the page of a captive portal.
@@ -113,7 +113,7 @@ struct Shared {
     /// The signatures issued for this proxy.
     signatures: Arc<Signatures>,
     authorizations: Mutex<Authorizations>,
-    records: Mutex<Vec<Record>>,
+    records: Mutex<Vec<ProxiedRequest>>,
     accepted: AtomicU64,
     bytes: AtomicU64,
 }
@@ -121,32 +121,32 @@ struct Shared {
 /// A proxy in front of one server. Ends when dropped.
 pub struct Proxy {
     port: Port,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyContext>,
     listening: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Proxy {
     /// Starts a proxy that forwards any bytes, such as the TLS of the tunnel.
-    pub fn tcp(target: SocketAddr) -> Result<Self> {
+    pub fn for_tcp(target: SocketAddr) -> Result<Self> {
         Self::start(target, Protocol::Tcp)
     }
 
     /// Starts a proxy that forwards plain HTTP, records requests, and can answer them itself.
-    pub fn http(target: SocketAddr) -> Result<Self> {
+    pub fn for_http(target: SocketAddr) -> Result<Self> {
         Self::start(target, Protocol::Http)
     }
 
     /// Starts a proxy for HTTPS_PROXY, which records the targets of its clients, and connects them all to the target.
     /// It answers other requests with 405.
-    pub fn connect(target: SocketAddr) -> Result<Self> {
+    pub fn for_connect(target: SocketAddr) -> Result<Self> {
         Self::start(target, Protocol::Connect)
     }
 
     fn start(target: SocketAddr, protocol: Protocol) -> Result<Self> {
-        let shared = Shared {
+        let shared = ProxyContext {
             target,
             protocol,
-            link: watch::Sender::new(Link::default()),
+            link: watch::Sender::new(LinkState::default()),
             connections: Mutex::default(),
             free_at: Mutex::new(tokio::time::Instant::now()),
             cut_after: Mutex::default(),
@@ -163,7 +163,7 @@ impl Proxy {
             bytes: AtomicU64::new(0),
         };
         let proxy = Self { port: Port::reserve()?, shared: Arc::new(shared), listening: Mutex::default() };
-        proxy.accept()?;
+        proxy.accept_again()?;
         Ok(proxy)
     }
 
@@ -195,13 +195,13 @@ impl Proxy {
     }
 
     /// Accepts connections again.
-    pub fn accept(&self) -> Result<()> {
+    pub fn accept_again(&self) -> Result<()> {
         let mut listening = lock(&self.listening);
         if listening.is_none() {
             let runtime = background::runtime()?;
             let _context = runtime.enter();
             let listener = listen(self.addr())?;
-            *listening = Some(runtime.spawn(serve(listener, Arc::clone(&self.shared))));
+            *listening = Some(runtime.spawn(accept_clients(listener, Arc::clone(&self.shared))));
         }
         Ok(())
     }
@@ -238,7 +238,7 @@ impl Proxy {
 
     /// Like [`Self::fail_next`], for paths that contain `on`, such as `/manifests/`.
     pub fn fail_next_on(&self, on: &str, times: u32, status: u16) {
-        lock(&self.shared.faults).push(Fault { status, times, on: on.to_owned() });
+        lock(&self.shared.faults).push(InjectedFault { status, times, on: on.to_owned() });
     }
 
     /// Always sends whole blobs from now on, even if a range is requested. HTTP only.
@@ -287,7 +287,7 @@ impl Proxy {
     }
 
     /// All requests so far, in the order of arrival. HTTP and CONNECT only.
-    pub fn records(&self) -> Vec<Record> {
+    pub fn records(&self) -> Vec<ProxiedRequest> {
         lock(&self.shared.records).clone()
     }
 
@@ -327,26 +327,26 @@ fn listen(addr: SocketAddr) -> Result<TcpListener> {
     Ok(socket.listen(4096)?)
 }
 
-async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept_clients(listener: TcpListener, shared: Arc<ProxyContext>) {
     while let Ok((client, _)) = listener.accept().await {
         shared.accepted.fetch_add(1, Ordering::SeqCst);
         let shared = Arc::clone(&shared);
         let cut = lock(&shared.connections).clone();
         tokio::spawn(async move {
             // Connections are broken on purpose.
-            let _ = cut.run_until_cancelled(forward(client, &shared)).await;
+            let _ = cut.run_until_cancelled(forward_connection(client, &shared)).await;
         });
     }
 }
 
-async fn forward(client: TcpStream, shared: &Shared) -> Result<()> {
+async fn forward_connection(client: TcpStream, shared: &ProxyContext) -> Result<()> {
     match shared.protocol {
         Protocol::Tcp => {
             let server = TcpStream::connect(shared.target).await?;
             relay::both_ways(client, server, shared).await
         }
-        Protocol::Http => http::forward(client, shared).await,
-        Protocol::Connect => http::connect(client, shared).await,
+        Protocol::Http => http::forward_request(client, shared).await,
+        Protocol::Connect => http::connect_client(client, shared).await,
     }
 }
 

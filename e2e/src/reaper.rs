@@ -39,7 +39,7 @@ fn start() -> Result<Reaper> {
     Ok(Reaper { input, process })
 }
 
-fn send(line: &str) -> Result<()> {
+fn send_line(line: &str) -> Result<()> {
     let mut reaper = REAPER.lock().unwrap_or_else(PoisonError::into_inner);
     let reaper = reaper.as_mut().map_err(|error| anyhow!("{error}"))?;
     let sent = reaper.input.write_all(line.as_bytes()).and_then(|()| reaper.input.flush());
@@ -49,7 +49,7 @@ fn send(line: &str) -> Result<()> {
 
 /// Has a process, with its group and descendants, killed when this process ends.
 pub fn watch_process(pid: u32) -> Result<()> {
-    send(&line_of(pid)?)
+    send_line(&line_of(pid)?)
 }
 
 /// Has a process, with its group and descendants, killed when the run of this pool ends. with-parts.sh has started a
@@ -74,12 +74,12 @@ fn line_of(pid: u32) -> Result<String> {
 
 /// Has a directory unmounted and removed when this process ends.
 pub fn watch_directory(path: &Path) -> Result<()> {
-    send(&format!("dir {}\n", path.display()))
+    send_line(&format!("dir {}\n", path.display()))
 }
 
 /// Has a network namespace removed when this process ends.
 pub fn watch_netns(name: &str) -> Result<()> {
-    send(&format!("netns {name}\n"))
+    send_line(&format!("netns {name}\n"))
 }
 
 /// Starts a process that keeps the reaper waiting after the end of this one, and returns its id. When it is killed, the

@@ -9,14 +9,14 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// The output of a command that has ended.
 #[derive(Clone, Debug)]
-pub struct Recording {
+pub struct OutputRecording {
     /// Its exit status.
     pub status: i32,
     /// The lines of both outputs, each with the time since the start.
     pub lines: Vec<(Duration, String)>,
 }
 
-impl Recording {
+impl OutputRecording {
     /// Fails unless the command has ended with this status and printed all of these words.
     pub fn is(&self, status: i32, words: &[&str]) -> Result<()> {
         let lines: Vec<_> = self.lines.iter().map(|(_, line)| line.as_str()).collect();
@@ -85,7 +85,7 @@ fn escape(line: &str) -> String {
 }
 
 /// Runs a command and records both of its outputs in one.
-pub async fn record(command: Command) -> Result<Recording> {
+pub async fn record_command(command: Command) -> Result<OutputRecording> {
     let mut shell = tokio::process::Command::new("sh");
     shell.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(command.get_program()).args(command.get_args());
     shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -98,7 +98,7 @@ pub async fn record(command: Command) -> Result<Recording> {
         lines.push((began.elapsed(), line));
     }
     let status = child.wait().await?.code().context("a signal has ended it")?;
-    Ok(Recording { status, lines })
+    Ok(OutputRecording { status, lines })
 }
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ mod tests {
     fn a_drawing_shows_each_line_at_its_time() {
         let line = |tenths: u64, line: &str| (Duration::from_millis(tenths * 100), line.to_owned());
         let recording =
-            Recording { status: 0, lines: vec![line(5, "a <b> of 127.0.0.1:80"), line(20, "end")] };
+            OutputRecording { status: 0, lines: vec![line(5, "a <b> of 127.0.0.1:80"), line(20, "end")] };
         let drawn = recording.draw("run", &[("127.0.0.1:80", "registry.example")]).unwrap();
         assert!(drawn.contains(">$ run</text>"), "{drawn}");
         assert!(drawn.contains("a &lt;b&gt; of registry.example<animate"), "{drawn}");

@@ -17,9 +17,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
-pub use access_log::{Request, Requests};
+pub use access_log::{RegistryRequest, RegistryRequests};
 pub use pull_through::PullThrough;
-pub use token_server::{Grant, TokenServer};
+pub use token_server::{TokenGrant, TokenServer};
 
 use crate::certs::Authority;
 use crate::cleanup::{Child, SOON, eventually};
@@ -44,7 +44,7 @@ pub struct Registry {
 
 /// A registry that has not been started; `.await` starts it.
 #[derive(Default)]
-pub struct Start {
+pub struct RegistryStart {
     name: Option<String>,
     users: Vec<(String, String)>,
     authority: Option<(PathBuf, PathBuf, PathBuf)>,
@@ -55,8 +55,8 @@ pub struct Start {
 
 impl Registry {
     /// Starts a registry: `Registry::start().user("alice", "…").await?`. By default it has plain HTTP and no users.
-    pub fn start() -> Start {
-        Start::default()
+    pub fn start() -> RegistryStart {
+        RegistryStart::default()
     }
 
     /// Host in references: `127.0.0.1:<port>`, or the name of the registry.
@@ -120,12 +120,12 @@ impl Registry {
             None => command.arg("--dest-tls-verify=false"),
         };
         command.arg(format!("oci:{}", image.dir().display())).arg(format!("docker://{addr}/{path}"));
-        parts::output(command).await.with_context(|| format!("cannot push {path} to {}", self.host))?;
+        parts::run_command(command).await.with_context(|| format!("cannot push {path} to {}", self.host))?;
         Ok(self.image(path))
     }
 
     /// All requests so far, in the order of their responses.
-    pub fn requests(&self) -> Requests {
+    pub fn requests(&self) -> RegistryRequests {
         access_log::parse(
             &std::fs::read_to_string(self.place.log_file(&log_name(&self.host))).unwrap_or_default(),
         )
@@ -133,7 +133,7 @@ impl Registry {
 
     /// Makes the containerds of this test reach the registry through a proxy, under the same host.
     pub fn route_through(&self, proxy: &Proxy) -> Result<()> {
-        self.route(proxy.addr())
+        self.route_to(proxy.addr())
     }
 
     /// Like [`Self::route_through`], for one containerd only.
@@ -141,7 +141,7 @@ impl Registry {
         self.route_node(containerd, proxy.addr())
     }
 
-    /// Like [`Self::route`], for one containerd only.
+    /// Like [`Self::route_to`], for one containerd only.
     pub fn route_node(&self, containerd: &crate::node::Containerd, to: SocketAddr) -> Result<()> {
         containerd
             .own_registry_host(&self.host, |hosts| write_hosts(hosts, &self.host, to, self.ca.as_deref()))
@@ -149,11 +149,11 @@ impl Registry {
 
     /// Makes the containerds of this test reach the registry directly again.
     pub fn route_directly(&self) -> Result<()> {
-        self.route(self.addr())
+        self.route_to(self.addr())
     }
 
     /// Makes the containerds of this test reach the registry at this address, under the same host.
-    pub fn route(&self, to: SocketAddr) -> Result<()> {
+    pub fn route_to(&self, to: SocketAddr) -> Result<()> {
         write_hosts(&self.place.registry_hosts(), &self.host, to, self.ca.as_deref())?;
         self.place.share_registry_hosts()
     }
@@ -201,11 +201,11 @@ impl Registry {
     }
 }
 
-impl Start {
+impl RegistryStart {
     /// Gives the registry a host name for references (`harbor.example`), instead of address and port. Only the
     /// containerds of this test can resolve it.
     #[must_use]
-    pub fn named(mut self, name: &str) -> Self {
+    pub fn with_host(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
         self
     }
@@ -292,7 +292,7 @@ impl Start {
     }
 }
 
-impl IntoFuture for Start {
+impl IntoFuture for RegistryStart {
     type Output = Result<Registry>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
@@ -307,7 +307,7 @@ async fn htpasswd(users: &[(String, String)]) -> Result<String> {
         let mut command = Command::new("htpasswd");
         // -C 4 is the cheapest bcrypt, which the registry computes for every request.
         command.args(["-Bbn", "-C", "4", user, password]);
-        text += parts::output(command).await.context("htpasswd (package apache2-utils)")?.trim();
+        text += parts::run_command(command).await.context("htpasswd (package apache2-utils)")?.trim();
         text.push('\n');
     }
     ensure!(!text.trim().is_empty(), "htpasswd printed nothing");

@@ -27,19 +27,19 @@ pub async fn with_edges_listed(cluster: &Cluster, cloud: Start<'_>) -> Result<(C
     let address = network.uplink_here().await?;
     let cloud = cloud.lists_edges_at(address).await?;
     apply_edges(cluster).await?;
-    pod(cluster, POD, address).await?;
+    make_pod(cluster, POD, address).await?;
     serve_by(cluster, SERVICE, POD, address, &cloud).await?;
     Ok((cloud, network))
 }
 
 /// Applies the Service of the list of the edges, and the rights to read it.
 pub async fn apply_edges(cluster: &Cluster) -> Result<()> {
-    apply(cluster, SERVICE).await?;
+    apply_service(cluster, SERVICE).await?;
     cluster.apply_file(&workspace().join(MANIFESTS).join("optional/edges-reader.yaml")).await
 }
 
 /// Applies a Service of the manifests.
-pub async fn apply(cluster: &Cluster, name: &str) -> Result<()> {
+pub async fn apply_service(cluster: &Cluster, name: &str) -> Result<()> {
     let services = std::fs::read_to_string(workspace().join(MANIFESTS).join("service.yaml"))?;
     let named = format!("  name: {name}\n");
     let service = services.split("\n---\n").find(|yaml| yaml.contains(&named)).context("no such Service")?;
@@ -47,8 +47,8 @@ pub async fn apply(cluster: &Cluster, name: &str) -> Result<()> {
 }
 
 /// Makes a pod with this address.
-pub async fn pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
-    cluster.pod(NAMESPACE, name, "a-machine", &[]).await?;
+pub async fn make_pod(cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
+    cluster.create_pod(NAMESPACE, name, "a-machine", &[]).await?;
     let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
     let api: Api<Pod> = Api::namespaced(cluster.client(), NAMESPACE);
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;

@@ -12,7 +12,7 @@ use crate::registry::Registry;
 
 /// The place of a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum SignatureForm {
     /// At the tag `sha256-….sig`, like cosign 2.
     Tag,
     /// In a sigstore bundle that refers to the image, like cosign 3.
@@ -30,7 +30,7 @@ impl Signer {
     /// A key pair of cosign's own making: ECDSA on P-256.
     pub async fn ecdsa() -> Result<Self> {
         let signer = Self::new()?;
-        signer.run(Form::Tag, &["generate-key-pair"]).await?;
+        signer.run(SignatureForm::Tag, &["generate-key-pair"]).await?;
         Ok(signer)
     }
 
@@ -39,9 +39,9 @@ impl Signer {
         let signer = Self::new()?;
         let mut command = Command::new("openssl");
         command.current_dir(&signer.dir).args(["genpkey", "-algorithm", "ed25519", "-out", "ed25519.pem"]);
-        parts::output(command).await?;
+        parts::run_command(command).await?;
         let import = ["import-key-pair", "--key", "ed25519.pem", "--output-key-prefix", "cosign"];
-        signer.run(Form::Tag, &import).await?;
+        signer.run(SignatureForm::Tag, &import).await?;
         Ok(signer)
     }
 
@@ -60,12 +60,18 @@ impl Signer {
         let mut command = Command::new("sh");
         let pipe = "openssl pkey -pubin -in cosign.pub -outform DER | sha256sum";
         command.current_dir(&self.dir).args(["-c", pipe]);
-        let sum = parts::output(command).await?;
+        let sum = parts::run_command(command).await?;
         Ok(format!("sha256:{}", sum.get(..12).context("no sum")?))
     }
 
     /// Signs an image of a registry without users: a repository, and a digest.
-    pub async fn sign(&self, registry: &Registry, repository: &str, digest: &str, form: Form) -> Result<()> {
+    pub async fn sign(
+        &self,
+        registry: &Registry,
+        repository: &str,
+        digest: &str,
+        form: SignatureForm,
+    ) -> Result<()> {
         let image = registry.image(&format!("{repository}@{digest}"));
         self.run_with(form, &["sign", &image]).await
     }
@@ -74,27 +80,27 @@ impl Signer {
     pub async fn attest(&self, registry: &Registry, repository: &str, digest: &str) -> Result<()> {
         let image = registry.image(&format!("{repository}@{digest}"));
         std::fs::write(self.dir.join("predicate.json"), "{\"found\": \"many flaws\"}")?;
-        self.run_with(Form::Bundle, &["attest", "--predicate", "predicate.json", &image]).await
+        self.run_with(SignatureForm::Bundle, &["attest", "--predicate", "predicate.json", &image]).await
     }
 
-    async fn run_with(&self, form: Form, args: &[&str]) -> Result<()> {
+    async fn run_with(&self, form: SignatureForm, args: &[&str]) -> Result<()> {
         let mut all =
             vec![args[0], "--key", "cosign.key", "--yes", "--allow-http-registry", "--tlog-upload=false"];
-        if form == Form::Bundle {
+        if form == SignatureForm::Bundle {
             all.push("--use-signing-config=false");
         }
         all.extend(&args[1..]);
         self.run(form, &all).await
     }
 
-    async fn run(&self, form: Form, args: &[&str]) -> Result<()> {
-        let release = if form == Form::Tag { "2.5" } else { "3.1" };
+    async fn run(&self, form: SignatureForm, args: &[&str]) -> Result<()> {
+        let release = if form == SignatureForm::Tag { "2.5" } else { "3.1" };
         let mut script = Command::new(parts::setup_dir().join("cosign.sh"));
         script.arg(release);
-        let program = parts::output(script).await?;
+        let program = parts::run_command(script).await?;
         let mut command = Command::new(program.trim());
         // It keeps a cache in its home, and asks for a password if there's none.
         command.current_dir(&self.dir).env("HOME", &self.dir).env("COSIGN_PASSWORD", "").args(args);
-        parts::output(command).await.with_context(|| format!("cosign {release} {}", args[0])).map(drop)
+        parts::run_command(command).await.with_context(|| format!("cosign {release} {}", args[0])).map(drop)
     }
 }

@@ -2,7 +2,7 @@
 //! simulated pulls.
 //!
 //! ```text
-//!  Fleet ─▶ Edge (one task each) ─▶ edgecore_prepull::tasks::agent ─▶ Machine (pulls that take time)
+//!  Fleet ─▶ SimulatedEdge (one task each) ─▶ edgecore_prepull::tasks::agent ─▶ SimulatedMachine (pulls that take time)
 //!             └─▶ edgecore_prepull::cloud::tunnel::dial ═══▶ cloudcore
 //! ```
 
@@ -21,14 +21,14 @@ use prepull_api::task::JobUid;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use behaviour::{Behaviour, PullTime};
-pub use counts::Tally;
-pub use start::{Start, Step};
+pub use behaviour::{Behaviour, PullDurations};
+pub use counts::FleetTally;
+pub use start::{FleetStart, FleetStartStep};
 
 use crate::cleanup::{SOON, eventually};
 use crate::cloud::Cloud;
 use crate::cluster::Cluster;
-use counts::Counts;
+use counts::FleetCounters;
 
 /// Limit for all edges to connect. Under overload each of them waits up to a minute between two tries.
 const CONNECT_LIMIT: Duration = Duration::from_secs(180);
@@ -41,7 +41,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Simulated edges that run in this process. They end when the fleet is dropped.
 pub struct Fleet {
     names: Vec<String>,
-    counts: Arc<Counts>,
+    counts: Arc<FleetCounters>,
     shutdown: CancellationToken,
     tasks: TaskTracker,
 }
@@ -49,8 +49,8 @@ pub struct Fleet {
 impl Fleet {
     /// Starts `size` edges, named `sim-0` and so on, each with a Node that's Ready: `Fleet::start(&cluster, &cloud,
     /// 1000).await?`. Returns when each of them has connected once.
-    pub fn start<'a>(cluster: &'a Cluster, cloud: &'a Cloud, size: usize) -> Start<'a> {
-        Start::new(cluster, cloud, size)
+    pub fn start<'a>(cluster: &'a Cluster, cloud: &'a Cloud, size: usize) -> FleetStart<'a> {
+        FleetStart::new(cluster, cloud, size)
     }
 
     /// Names of the nodes.
@@ -59,7 +59,7 @@ impl Fleet {
     }
 
     /// Counts of what the fleet has done so far.
-    pub fn tally(&self) -> Tally {
+    pub fn tally(&self) -> FleetTally {
         self.counts.tally()
     }
 
@@ -108,7 +108,12 @@ impl Fleet {
     }
 
     /// Waits until the counts satisfy a condition; `what` names it in errors.
-    pub async fn until(&self, what: &str, limit: Duration, is_met: impl Fn(&Tally) -> bool) -> Result<()> {
+    pub async fn until_met(
+        &self,
+        what: &str,
+        limit: Duration,
+        is_met: impl Fn(&FleetTally) -> bool,
+    ) -> Result<()> {
         let deadline = Instant::now() + limit;
         while !is_met(&self.tally()) {
             if Instant::now() > deadline {

@@ -14,10 +14,10 @@ use crate::images::Image;
 use crate::jobs::JobBuilder;
 use crate::kruise::Builder;
 use crate::network::Network;
-use crate::node::{EdgeNode, Start};
+use crate::node::{EdgeNode, NodeStart};
 use crate::place::password;
 use crate::proxy::Proxy;
-use crate::registry::{Registry, Request};
+use crate::registry::{Registry, RegistryRequest};
 
 /// User that may pull from the registry.
 const USER: &str = "alice";
@@ -55,7 +55,7 @@ impl Site {
     }
 
     /// Starts a site with the programs of an earlier release.
-    pub async fn before(programs: &Path) -> Result<Self> {
+    pub async fn with_old_programs(programs: &Path) -> Result<Self> {
         let (cluster, registry) = Self::start_parts().await?;
         let cloud = Cloud::start(&cluster).of_before(programs).await?;
         Self::assemble(cluster, registry, cloud).await
@@ -105,7 +105,7 @@ impl Site {
     }
 
     async fn assemble(cluster: Cluster, registry: Registry, cloud: Cloud) -> Result<Self> {
-        let link = Proxy::http(registry.addr())?;
+        let link = Proxy::for_http(registry.addr())?;
         registry.route_through(&link)?;
         cluster.registry_secret(SECRET.0, SECRET.1, &[registry.login(USER)?]).await?;
         Ok(Self { cluster, cloud, registry, link, has_kruise: false })
@@ -114,7 +114,7 @@ impl Site {
     /// Creates a Node that's Ready, and returns its edge node, which `.await` starts. With Kruise's API it also waits
     /// for its NodeImage: an earlier job would find no node. Current API servers accept no objects of a definition for
     /// two seconds after it's established.
-    pub async fn node(&self, name: &str) -> Result<Start<'_>> {
+    pub async fn add_node(&self, name: &str) -> Result<NodeStart<'_>> {
         self.cluster.edge_nodes(&[name]).await?;
         if self.has_kruise {
             self.cluster.node_image(name).exists().await?;
@@ -133,7 +133,7 @@ impl Site {
     }
 
     /// Puts an image of random layers of the given sizes into the registry, and returns it with its reference.
-    pub fn image(&self, name: &str, layers: &[u64]) -> Result<(Image, String)> {
+    pub fn seed_image(&self, name: &str, layers: &[u64]) -> Result<(Image, String)> {
         let image = Image::of_layers(name, layers)?;
         let reference = self.registry.seed(&image, &format!("team/{name}:v1"))?;
         Ok((image, reference))
@@ -152,8 +152,9 @@ impl Site {
 
     /// Number of successful requests to the registry for layers and configuration of an image.
     pub fn fetches(&self, image: &Image) -> usize {
-        let of_image =
-            |request: &Request| image.blobs().iter().any(|blob| request.path.ends_with(blob.as_str()));
+        let of_image = |request: &RegistryRequest| {
+            image.blobs().iter().any(|blob| request.path.ends_with(blob.as_str()))
+        };
         self.registry.requests().blob_fetches().filter(of_image).len()
     }
 }

@@ -21,7 +21,7 @@ impl Stage {
     pub async fn with_edges(names: &[&str]) -> Result<Self> {
         let cluster = Cluster::start().await?;
         let cloud = Cloud::start(&cluster).await?;
-        Self::around(cluster, cloud, names).await
+        Self::from_parts(cluster, cloud, names).await
     }
 
     /// Starts a stage like [`Self::with_edges`], with Kruise's API. The nodes have their NodeImages: a job takes the nodes
@@ -29,7 +29,7 @@ impl Stage {
     pub async fn with_kruise(names: &[&str]) -> Result<Self> {
         let cluster = Cluster::with_kruise().await?;
         let cloud = Cloud::with_kruise(&cluster).await?;
-        let stage = Self::around(cluster, cloud, names).await?;
+        let stage = Self::from_parts(cluster, cloud, names).await?;
         for name in names {
             stage.cluster.node_image(name).exists().await?;
         }
@@ -37,7 +37,7 @@ impl Stage {
     }
 
     /// Starts edge nodes for a cluster and a cloud that are running.
-    pub async fn around(cluster: Cluster, cloud: Cloud, names: &[&str]) -> Result<Self> {
+    pub async fn from_parts(cluster: Cluster, cloud: Cloud, names: &[&str]) -> Result<Self> {
         cluster.edge_nodes(names).await?;
         let starts = names.iter().map(|name| EdgeNode::start(&cluster, &cloud, name).into_future());
         let edges = futures::future::try_join_all(starts).await?;

@@ -37,7 +37,7 @@ impl Teller {
 
     /// Reports a step that begins or is done.
     pub fn step(&self, text: &str) {
-        say(self.begun, text);
+        write_line(self.begun, text);
     }
 
     /// Begins steps that each count up to this number.
@@ -63,7 +63,7 @@ impl Counter {
         if done == self.total && last.0 != what || last.1.elapsed() >= LINE_EVERY {
             // The completion of a step is always written, and only once.
             *last = (if done == self.total { what } else { last.0 }, Instant::now());
-            say(self.begun, &format!("{done} of {} {what}", self.total));
+            write_line(self.begun, &format!("{done} of {} {what}", self.total));
         }
     }
 }
@@ -77,6 +77,6 @@ impl Drop for Counter {
 }
 
 /// Writes a line to standard error. The run continues if the reader is gone.
-fn say(begun: Instant, text: &str) {
+fn write_line(begun: Instant, text: &str) {
     let _ = writeln!(std::io::stderr(), "{:>7.1} s {text}", begun.elapsed().as_secs_f64());
 }

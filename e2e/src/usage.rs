@@ -20,7 +20,7 @@ pub struct Usage {
 
 impl Usage {
     /// Reads the usage of a process.
-    pub fn of(pid: u32) -> Result<Self> {
+    pub fn of_process(pid: u32) -> Result<Self> {
         let read = |file: &str| {
             let path = format!("/proc/{pid}/{file}");
             std::fs::read_to_string(&path)
@@ -30,8 +30,8 @@ impl Usage {
     }
 
     /// Reads the usage of this process.
-    pub fn ours() -> Result<Self> {
-        Self::of(std::process::id())
+    pub fn of_this_process() -> Result<Self> {
+        Self::of_process(std::process::id())
     }
 }
 
@@ -51,7 +51,7 @@ fn parse(stat: &str, status: &str) -> Option<Usage> {
 }
 
 /// Describes this machine: cores and memory.
-pub fn machine() -> String {
+pub fn describe_machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZeroUsize::get);
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
@@ -70,6 +70,6 @@ mod tests {
         let status = "Name:\ta) b (c\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
         let Usage { cpu, rss, peak } = parse(stat, status).unwrap();
         assert_eq!((cpu, rss, peak), (Duration::from_secs(2), 1 << 20, 2 << 20));
-        assert!(Usage::ours().unwrap().rss > 1 << 20);
+        assert!(Usage::of_this_process().unwrap().rss > 1 << 20);
     }
 }

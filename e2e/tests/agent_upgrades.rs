@@ -13,7 +13,7 @@ use prepull_e2e::machine::Machine;
 use prepull_e2e::parts;
 use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
-use prepull_e2e::signing::{Form, Signer};
+use prepull_e2e::signing::{SignatureForm, Signer};
 use serde_json::json;
 
 use crate::settings::Settings;
@@ -55,7 +55,7 @@ impl EdgeBox {
         let new = Self { machine, registry, signer, containerd, line, _metrics: metrics };
         let mut command = new.machine.command(&new.line())?;
         command.env("PREPULL_TOKEN", cloud.token("edge-1").await?);
-        parts::output(command).await?;
+        parts::run_command(command).await?;
         let pid = new.pid().await?;
         new.install_key().await?;
         assert_eq!(new.pid().await?, pid, "a key needs no restart");
@@ -76,7 +76,7 @@ impl EdgeBox {
 
     /// The machine comes back after a power cut with what its disk has. Its other files are installed again.
     async fn power_on(mut self, disk: &mut Disk) -> Result<Self> {
-        self.machine.end();
+        self.machine.end_processes();
         disk.power_on().await?;
         self.boot_again(disk.root()).await
     }
@@ -99,14 +99,14 @@ impl EdgeBox {
 
     async fn signed(&self, version: &str, does: &str) -> Result<String> {
         let (reference, image) = self.version(version, does)?;
-        self.signer.sign(&self.registry, REPOSITORY, image.digest(), Form::Tag).await?;
+        self.signer.sign(&self.registry, REPOSITORY, image.digest(), SignatureForm::Tag).await?;
         Ok(reference)
     }
 
     /// The agent itself as another release: with this version, of the same length, wherever it has its own.
     async fn released(&self, version: &str) -> Result<String> {
         let file = Place::here()?.new_dir("release")?.join("edgecore-prepull");
-        parts::strip("edgecore-prepull", &file).await?;
+        parts::strip_program("edgecore-prepull", &file).await?;
         let (own, mut program) = (env!("CARGO_PKG_VERSION").as_bytes(), std::fs::read(&file)?);
         ensure!(own.len() == version.len(), "{version} has another length");
         let found = program.windows(own.len()).enumerate().filter(|(_, bytes)| *bytes == own);
@@ -115,7 +115,7 @@ impl EdgeBox {
         }
         let image = Image::of_executable("edgecore-prepull", &program)?;
         let reference = self.registry.seed(&image, &format!("{REPOSITORY}:{version}"))?;
-        self.signer.sign(&self.registry, REPOSITORY, image.digest(), Form::Tag).await?;
+        self.signer.sign(&self.registry, REPOSITORY, image.digest(), SignatureForm::Tag).await?;
         Ok(reference)
     }
 
@@ -390,7 +390,7 @@ async fn an_upgrade_survives_a_cut_at_any_write() -> Result<()> {
     let begun = disk.recorded();
     upgrade_job(&cluster, "second", &second).completes().await?;
     let known = disk.recorded();
-    node.machine.end();
+    node.machine.end_processes();
     let recording = disk.end_recording()?;
 
     let mut chance = Chance::new(53, 0);
@@ -411,7 +411,7 @@ async fn an_upgrade_survives_a_cut_at_any_write() -> Result<()> {
         after.completes().await.with_context(at)?;
         upgrade_job(&cluster, &format!("again-{number}"), &second).completes().await.with_context(at)?;
         node.proves("2.0.0").await.with_context(at)?;
-        node.machine.end();
+        node.machine.end_processes();
     }
     Ok(())
 }

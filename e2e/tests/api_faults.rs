@@ -42,12 +42,12 @@ impl Scene {
         let (site, api) = Site::with_api_proxy(cluster, &["--heartbeat", "1s"], SEED).await?;
         let mut nodes = Vec::new();
         for name in REAL {
-            nodes.push(site.node(name).await?.await?);
+            nodes.push(site.add_node(name).await?.await?);
         }
         let fleet = Fleet::start(&site.cluster, &site.cloud, SIMULATED)
             .pulls_take(Duration::from_millis(300))
             .await?;
-        let (image, reference) = site.image("api-faults", &[4 * MIB])?;
+        let (image, reference) = site.seed_image("api-faults", &[4 * MIB])?;
         site.link.throttle(Some(4 * MIB));
         Ok(Self { fleet, nodes, site, api, image, reference })
     }
@@ -122,7 +122,7 @@ async fn refused_writes_lose_nothing() -> Result<()> {
     })
     .await?;
     for node in &scene.nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
+        assert_eq!(node.read_ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     scene.api.heal();
     a_third();
@@ -244,7 +244,7 @@ async fn a_hanging_api_server_loses_nothing() -> Result<()> {
     tokio::time::sleep(Duration::from_secs(40).saturating_sub(paused.elapsed())).await;
     assert_eq!(scene.fleet.connected(), SIMULATED, "the sessions have nothing to do with it");
     for node in &scene.nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
+        assert_eq!(node.read_ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     scene.site.cluster.resume_api()?;
     scene.end_right(&jobs).await
@@ -263,7 +263,7 @@ async fn a_killed_etcd_loses_nothing() -> Result<()> {
     // they wait.
     tokio::time::sleep(Duration::from_secs(3)).await;
     for node in &scene.nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
+        assert_eq!(node.read_ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     scene.site.cluster.start_etcd().await?;
     scene.end_right(&jobs).await
@@ -291,7 +291,7 @@ async fn an_unreadable_secret_delays_no_other_job() -> Result<()> {
         job.secret(&format!("default/{secret}")).concurrency(200).timeout_seconds(600)
     };
     let pull_job = |name: &str, secret: &str, nodes: &[String]| {
-        let job = cluster.pull_job(name, &format!("registry.example/{name}:v1")).on(nodes);
+        let job = cluster.pull_job(name, &format!("registry.example/{name}:v1")).on_nodes(nodes);
         job.secrets(&[secret]).parallelism(200)
     };
     // A job takes the nodes that have a NodeImage when it begins.

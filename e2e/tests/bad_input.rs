@@ -185,7 +185,7 @@ async fn an_unreadable_object_fails_alone() -> Result<()> {
     let registry = Registry::start().await?;
     let cluster = Cluster::for_changes().await?; // its definition is changed
     let cloud = Cloud::start(&cluster).await?;
-    let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
+    let stage = Stage::from_parts(cluster, cloud, &["edge-1"]).await?;
     let reference = registry.seed(&Image::small("good")?, "team/good:v1")?;
     // Such an object is older than its definition: without a schema, the server accepts any spec.
     let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});

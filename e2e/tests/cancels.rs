@@ -10,7 +10,7 @@ async fn fleet() -> Result<(Site, Vec<EdgeNode>)> {
     let site = Site::start().await?;
     let mut nodes = Vec::new();
     for name in NAMES {
-        nodes.push(site.node(name).await?.await?);
+        nodes.push(site.add_node(name).await?.await?);
     }
     Ok((site, nodes))
 }
@@ -27,7 +27,7 @@ fn has_failed_as(status: &ImagePrePullJobStatus, reason: &str) -> bool {
 #[tokio::test]
 async fn a_suspended_job_pulls_no_byte() -> Result<()> {
     let (mut site, nodes) = fleet().await?;
-    let (large, image) = site.image("large", &[8 * MIB])?;
+    let (large, image) = site.seed_image("large", &[8 * MIB])?;
     let job = site.job("held").images([&image]).on(NAMES).concurrency(3);
     let job = job.spec(|spec| spec.suspend = true).apply().await?;
     job.until("is suspended", |status| {
@@ -59,8 +59,8 @@ async fn a_suspended_job_pulls_no_byte() -> Result<()> {
 async fn a_running_job_makes_way() -> Result<()> {
     let (site, nodes) = fleet().await?;
     site.link.throttle(Some(MIB / 2));
-    let (_, large) = site.image("large", &[64 * MIB])?;
-    let (_, small) = site.image("small", &[MIB / 4])?;
+    let (_, large) = site.seed_image("large", &[64 * MIB])?;
+    let (_, small) = site.seed_image("small", &[MIB / 4])?;
     let long = site.job("long").images([&large]).on(NAMES).concurrency(2).apply().await?;
     long.until("pulls", |status| {
         let bytes = |node: &NodeStatus| node.image_status.iter().any(|image| image.bytes.is_some());

@@ -77,7 +77,7 @@ async fn kustomized(place: &Arc<Place>, resources: &[&str], components: &[String
     std::fs::write(dir.join("kustomization.yaml"), file.to_string())?;
     let mut command = Command::new(parts::kubectl());
     command.arg("kustomize").arg(&dir);
-    let mut yaml = parts::output(command).await?;
+    let mut yaml = parts::run_command(command).await?;
     let list: Vec<Value> = serde_saphyr::from_multiple(&yaml)?;
     for name in list.iter().filter(|object| object["kind"] == "ConfigMap") {
         let name = name["metadata"]["name"].as_str().context("no name")?;
@@ -324,5 +324,5 @@ async fn the_chart_is_described_as_it_is() -> Result<()> {
 
     let helm = Helm::find().await?;
     let lint = helm.command(&["lint", "--strict", "manifests/chart", "--set=advertise={cloudcore.example}"]);
-    parts::output(lint).await.map(drop)
+    parts::run_command(lint).await.map(drop)
 }

@@ -18,13 +18,13 @@ const DISPATCHES: &str = "cloudcore_prepull_dispatches_total";
 async fn stage() -> Result<Stage> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).requires_consent().await?;
-    Stage::around(cluster, cloud, &["edge-1"]).await
+    Stage::from_parts(cluster, cloud, &["edge-1"]).await
 }
 
 /// A registry of the attacker that accepts the victim's credential, so its log shows which node was tricked into
 /// sending it.
 async fn thief(name: &str) -> Result<Registry> {
-    Registry::start().named(name).user("alice", &password("alice")).await
+    Registry::start().with_host(name).user("alice", &password("alice")).await
 }
 
 /// Everything that a viewer of the job learns about a secret, with the names of job and secret removed.
@@ -102,7 +102,7 @@ async fn a_job_learns_nothing_of_foreign_secrets() -> Result<()> {
     // With time to wait: cloudcore caches a refusal for a second.
     job.patch_spec(json!({"retry": 1, "imagePrePullTemplate": {"timeoutSeconds": 300}})).await?;
     job.until("is Completed", |status| status.phase == JobPhase::Completed && status.retry == 1).await?;
-    assert_eq!(thief.requests().of("team/loot").users(), BTreeSet::from(["alice"]));
+    assert_eq!(thief.requests().for_repository("team/loot").users(), BTreeSet::from(["alice"]));
     Ok(())
 }
 
@@ -163,7 +163,7 @@ async fn consent_serves_waiting_nodes_within_seconds() -> Result<()> {
 
 #[tokio::test]
 async fn a_wildcard_serves_only_named_hosts() -> Result<()> {
-    let harbor = Registry::start().named("harbor.corp.example").user("alice", &password("alice")).await?;
+    let harbor = Registry::start().with_host("harbor.corp.example").user("alice", &password("alice")).await?;
     let thief = thief("evil.corp.example").await?;
     let stage = stage().await?;
     let cluster = &stage.cluster;
@@ -202,7 +202,7 @@ async fn a_wildcard_serves_only_named_hosts() -> Result<()> {
         job(&names.next().unwrap_or_default(), &good).completes()
     })
     .await?;
-    assert_eq!(harbor.requests().of("team/wild").users(), BTreeSet::from(["alice"]));
+    assert_eq!(harbor.requests().for_repository("team/wild").users(), BTreeSet::from(["alice"]));
     Ok(())
 }
 
@@ -211,7 +211,7 @@ async fn a_manual_node_image_needs_consent() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let cluster = Cluster::with_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).requires_consent().await?;
-    let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
+    let stage = Stage::from_parts(cluster, cloud, &["edge-1"]).await?;
     let cluster = &stage.cluster;
     // A job takes the nodes that are there when it begins.
     cluster.node_image("edge-1").exists().await?;
@@ -220,11 +220,17 @@ async fn a_manual_node_image_needs_consent() -> Result<()> {
     let (by_job, by_hand) = (image("by-job")?, image("by-hand")?);
 
     // As with a pod: a user who may create a job in the namespace may use its secrets.
-    let job = cluster.pull_job("own", &by_job).on(["edge-1"]).in_namespace("team").secrets(&["registry"]);
+    let job =
+        cluster.pull_job("own", &by_job).on_nodes(["edge-1"]).in_namespace("team").secrets(&["registry"]);
     assert_eq!(job.apply().await?.completes().await?.succeeded, 1);
     // A job without a secret and without an end.
-    let other =
-        cluster.pull_job("other", &by_job).on(["edge-1"]).in_namespace("team").never_ends().apply().await?;
+    let other = cluster
+        .pull_job("other", &by_job)
+        .on_nodes(["edge-1"])
+        .in_namespace("team")
+        .never_ends()
+        .apply()
+        .await?;
     let uid = other.uid().await?;
 
     let node_image = cluster.node_image("edge-1");
@@ -244,7 +250,7 @@ async fn a_manual_node_image_needs_consent() -> Result<()> {
         let message = tag.fails().await.with_context(|| format!("owners {owners}"))?.message;
         ensure!(message.contains("kubectl prepull allow team/registry nodeimage/edge-1"), "{message}");
     }
-    assert_eq!(registry.requests().of("team/by-hand").users(), BTreeSet::new());
+    assert_eq!(registry.requests().for_repository("team/by-hand").users(), BTreeSet::new());
 
     cluster.annotate_secret("team", "registry", ALLOW, Some("nodeimage/edge-*")).await?;
     eventually("the NodeImage has the secret", WITHIN_SECONDS, async || {
@@ -256,7 +262,7 @@ async fn a_manual_node_image_needs_consent() -> Result<()> {
         tag.succeeds().await
     })
     .await?;
-    assert_eq!(registry.requests().of("team/by-hand").users(), BTreeSet::from(["alice"]));
+    assert_eq!(registry.requests().for_repository("team/by-hand").users(), BTreeSet::from(["alice"]));
     Ok(())
 }
 

@@ -113,7 +113,7 @@ async fn registry_of(user: &str) -> Result<Registry> {
 }
 
 fn users(registry: &Registry, repository: &str) -> BTreeSet<String> {
-    registry.requests().of(repository).users().into_iter().map(str::to_owned).collect()
+    registry.requests().for_repository(repository).users().into_iter().map(str::to_owned).collect()
 }
 
 fn only(user: &str) -> BTreeSet<String> {
@@ -291,7 +291,7 @@ async fn a_failing_plugin_is_named_and_rerun() -> Result<()> {
 
 /// Runs `edgecore-prepull pull`.
 async fn pull_by_hand(containerd: &Containerd, flags: &[String], image: &str) -> Result<Output> {
-    let mut command = tokio::process::Command::new(parts::program("edgecore-prepull")?);
+    let mut command = tokio::process::Command::new(parts::program_path("edgecore-prepull")?);
     command.args(["pull", "--retries", "0", "--runtime-endpoint", &containerd.endpoint()]);
     command.args(flags).arg(image).kill_on_drop(true);
     Ok(tokio::time::timeout(Duration::from_secs(60), command.output()).await??)

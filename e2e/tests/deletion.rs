@@ -19,9 +19,9 @@ struct MidPull {
 impl MidPull {
     async fn start() -> Result<Self> {
         let site = Site::start().await?;
-        let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
-        let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
-        let (_, reference) = site.image("large", &[LARGE])?;
+        let tunnel = Proxy::for_tcp(site.cloud.tunnel_addr())?;
+        let node = site.add_node("edge-1").await?.tunnel_through(&tunnel).await?;
+        let (_, reference) = site.seed_image("large", &[LARGE])?;
         site.link.throttle(Some(2 * MIB));
         let job = site.job("large").images([&reference]).on(["edge-1"]).apply().await?;
         site.link_carries(MIB).await?;
@@ -78,9 +78,9 @@ async fn an_offline_edge_learns_of_the_deletion() -> Result<()> {
     mid.delete().await?;
     // The edge doesn't know of the deletion yet.
     mid.site.link_carries(MIB).await?;
-    assert_eq!(mid.node.ledger()?.len(), 1);
+    assert_eq!(mid.node.read_ledger()?.len(), 1);
 
-    mid.tunnel.accept()?;
+    mid.tunnel.accept_again()?;
     mid.pull_has_stopped().await?;
     mid.node_takes_another_job().await
 }
@@ -113,7 +113,7 @@ async fn a_deleted_jobs_result_is_acknowledged() -> Result<()> {
     mid.site.link.throttle(None);
     mid.node.ends_a_task().await?;
     mid.delete().await?;
-    mid.tunnel.accept()?;
+    mid.tunnel.accept_again()?;
     mid.node.forgets_all_tasks().await?;
     ensure!(mid.node.has_image(&mid.reference).await?, "what is pulled stays");
     Ok(())

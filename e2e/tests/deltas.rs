@@ -9,7 +9,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NoDelta;
 use prepull_e2e::images::delta::{Delta, diff_of};
 use prepull_e2e::prelude::*;
-use prepull_e2e::signing::{Form, Signer};
+use prepull_e2e::signing::{SignatureForm, Signer};
 use serde_json::json;
 
 use crate::fetch::Hand;
@@ -32,7 +32,7 @@ async fn export(hand: &Hand, image: &str) -> Result<String> {
     let mut ctr = std::process::Command::new("ctr");
     ctr.arg("--address").arg(hand.containerd.socket()).args(["--namespace", "k8s.io", "images", "export"]);
     ctr.arg(Place::here()?.new_dir("export")?.join("image.tar")).arg(image);
-    prepull_e2e::parts::output(ctr).await
+    prepull_e2e::parts::run_command(ctr).await
 }
 
 #[tokio::test]
@@ -253,7 +253,7 @@ async fn signature_and_delta_are_in_one_list() -> Result<()> {
     let (registry, signer) = (Registry::start().await?, Signer::ecdsa().await?);
     let [first, second] = [Image::version("signed", 1, 1)?, Image::version("signed", 2, 1)?];
     let (v1, v2) = (seed(&registry, &first, "v1")?, seed(&registry, &second, "v2")?);
-    signer.sign(&registry, REPOSITORY, second.digest(), Form::Bundle).await?;
+    signer.sign(&registry, REPOSITORY, second.digest(), SignatureForm::Bundle).await?;
     registry.seed_delta(REPOSITORY, &Delta::between(&first, &second)?)?;
     stage
         .cluster
@@ -350,7 +350,7 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
         Ok::<_, anyhow::Error>(node.metrics().await?.sum("edgecore_prepull_delta_saved_bytes_total", &[]))
     };
     let before = saved().await?;
-    stage.cluster.pull_job("fourth", &v4).on(["edge-1"]).completes().await?;
+    stage.cluster.pull_job("fourth", &v4).on_nodes(["edge-1"]).completes().await?;
     let saved = saved().await? - before;
     ensure!(saved > 11e6, "{saved} bytes are saved");
     node.containerd().check_unpacked(&fourth).await?;

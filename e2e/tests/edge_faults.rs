@@ -22,10 +22,10 @@ fn pulled_once(site: &Site, image: &Image) -> Result<()> {
 #[tokio::test]
 async fn a_full_disk_gets_its_room_back() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
-    let (_, small) = site.image("small", &[MIB])?;
-    let (_, other) = site.image("other", &[2 * MIB])?;
-    let (_, large) = site.image("large", &[4 * MIB, 48 * MIB])?;
+    let node = site.add_node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
+    let (_, small) = site.seed_image("small", &[MIB])?;
+    let (_, other) = site.seed_image("other", &[2 * MIB])?;
+    let (_, large) = site.seed_image("large", &[4 * MIB, 48 * MIB])?;
 
     // The check finds enough free space; the disk turns out to be too small only in the middle of the pull.
     let job = site.job("full").images([&small, &large]).on(["edge-1"]).retries(1).apply().await?;
@@ -63,8 +63,8 @@ async fn a_full_disk_gets_its_room_back() -> Result<()> {
 async fn leftovers_go_when_room_is_needed() -> Result<()> {
     const LEAST: u64 = 2 * MIB;
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
-    let (_, reference) = site.image("late", &[16 * MIB])?;
+    let node = site.add_node("edge-1").await?.disk(32 * MIB).args(&BY_RUNTIME).await?;
+    let (_, reference) = site.seed_image("late", &[16 * MIB])?;
     site.link.throttle(Some(2 * MIB));
     site.job("late").images([&reference]).on(["edge-1"]).timeout_seconds(5).fails().await?;
     node.forgets_all_tasks().await?;
@@ -85,13 +85,13 @@ async fn leftovers_go_when_room_is_needed() -> Result<()> {
 #[tokio::test]
 async fn a_readonly_node_still_reports() -> Result<()> {
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.without_agent().await?;
-    let (_, reference) = site.image("told", &[8 * MIB])?;
+    let mut node = site.add_node("edge-1").await?.without_agent().await?;
+    let (_, reference) = site.seed_image("told", &[8 * MIB])?;
     let tasks = node.state_dir().join("tasks");
     std::fs::create_dir_all(&tasks)?;
     let mut mount = std::process::Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=64k", "prepull-e2e"]).arg(&tasks);
-    prepull_e2e::parts::output(mount).await?;
+    prepull_e2e::parts::run_command(mount).await?;
     node.restart_agent()?;
     site.link.throttle(Some(4 * MIB));
     let job = site.job("told").images([&reference]).on(["edge-1"]).apply().await?;
@@ -111,9 +111,9 @@ async fn a_readonly_node_still_reports() -> Result<()> {
 #[tokio::test]
 async fn a_late_containerd_costs_no_try() -> Result<()> {
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.without_agent().args(&["--max-tasks", "2"]).await?;
-    let (_, checked) = site.image("checked", &[MIB])?;
-    let (_, unchecked) = site.image("unchecked", &[MIB])?;
+    let mut node = site.add_node("edge-1").await?.without_agent().args(&["--max-tasks", "2"]).await?;
+    let (_, checked) = site.seed_image("checked", &[MIB])?;
+    let (_, unchecked) = site.seed_image("unchecked", &[MIB])?;
     node.containerd_mut().kill9()?;
     std::fs::remove_file(node.containerd().socket())?;
     node.restart_agent()?;
@@ -121,7 +121,7 @@ async fn a_late_containerd_costs_no_try() -> Result<()> {
     let without = site.job("unchecked").images([&unchecked]).on(["edge-1"]).checks(&[]).apply().await?;
     node.ledger_gets("both tasks", |tasks| tasks.len() == 2).await?;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(node.ledger()?.iter().filter(|task| task.ended).count(), 0, "they wait");
+    assert_eq!(node.read_ledger()?.iter().filter(|task| task.ended).count(), 0, "they wait");
     node.restart_containerd().await?;
     for (job, reference) in [(with, &checked), (without, &unchecked)] {
         let status = job.completes().await?;
@@ -134,15 +134,15 @@ async fn a_late_containerd_costs_no_try() -> Result<()> {
 async fn a_wrong_clock_changes_nothing() -> Result<()> {
     const OFF: i64 = 300;
     let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
-    let mut behind = site.node("behind").await?.clock_off_by(-OFF)?.await?;
-    let mut ahead = site.node("ahead").await?.clock_off_by(OFF)?.await?;
+    let mut behind = site.add_node("behind").await?.clock_off_by(-OFF)?.await?;
+    let mut ahead = site.add_node("ahead").await?.clock_off_by(OFF)?.await?;
     for (node, off) in [(&behind, -OFF), (&ahead, OFF)] {
         node.is_connected().await?;
         let differs = first_second(node)? - jiff::Timestamp::now().as_second() - off;
         ensure!(differs.abs() < 60, "the clock of {} is not off by {off} s: {differs} s", node.name());
     }
 
-    let (image, reference) = site.image("clock", &[MIB, 12 * MIB])?;
+    let (image, reference) = site.seed_image("clock", &[MIB, 12 * MIB])?;
     site.link.throttle(Some(6 * MIB));
     let nodes = ["behind", "ahead"];
     let job = site.job("clock").images([&reference]).on(nodes).concurrency(2).retries(3).apply().await?;
@@ -164,7 +164,7 @@ async fn a_wrong_clock_changes_nothing() -> Result<()> {
     ensure!(fetched < 2 * image.size() + 4 * MIB, "{fetched} bytes for two nodes, {} each", image.size());
 
     // Another deadline passes in time.
-    let (_, endless) = site.image("endless", &[8 * MIB])?;
+    let (_, endless) = site.seed_image("endless", &[8 * MIB])?;
     site.link.throttle(Some(MIB / 8));
     let began = Instant::now();
     let job = site.job("late").images([&endless]).on(nodes).concurrency(2).timeout_seconds(6).apply().await?;
@@ -187,8 +187,8 @@ async fn a_renewed_certificate_disturbs_no_job() -> Result<()> {
     // then once a minute.
     const DUE: Duration = Duration::from_secs(45 + 60 + 20);
     let site = Site::with_cloud_args(&["--edge-cert-ttl", "5m", "--heartbeat", "1s"]).await?;
-    let node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("renewed", &[MIB, 8 * MIB])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("renewed", &[MIB, 8 * MIB])?;
     site.link.throttle(Some(MIB));
     let job = site.job("renewed").images([&reference]).on(["edge-1"]).timeout_seconds(300).apply().await?;
     site.link_carries(3 * MIB).await?;
@@ -213,7 +213,7 @@ async fn a_renewed_certificate_disturbs_no_job() -> Result<()> {
     })
     .await?;
     assert_eq!(job.status().await?.summary.in_progress, 1, "it was not in the middle of the job");
-    assert_eq!(node.ledger()?.len(), 1);
+    assert_eq!(node.read_ledger()?.len(), 1);
 
     site.link.throttle(None);
     let status = job.completes().await?;
@@ -227,9 +227,9 @@ async fn a_renewed_certificate_disturbs_no_job() -> Result<()> {
 #[tokio::test]
 async fn an_edge_switches_to_its_second_address() -> Result<()> {
     let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
-    let (a, b) = (Proxy::tcp(site.cloud.tunnel_addr())?, Proxy::tcp(site.cloud.tunnel_addr())?);
+    let (a, b) = (Proxy::for_tcp(site.cloud.tunnel_addr())?, Proxy::for_tcp(site.cloud.tunnel_addr())?);
     let urls = format!("wss://{}{TUNNEL_PATH},wss://{}{TUNNEL_PATH}", a.addr(), b.addr());
-    let node = site.node("edge-1").await?.args(&["--tunnel-url", &urls]).await?;
+    let node = site.add_node("edge-1").await?.args(&["--tunnel-url", &urls]).await?;
     node.is_connected().await?;
     let with = async |proxy: &Proxy| {
         let address = proxy.addr().to_string();
@@ -237,7 +237,7 @@ async fn an_edge_switches_to_its_second_address() -> Result<()> {
     };
     ensure!(with(&a).await? && !with(&b).await?, "the first one comes first");
 
-    let (image, reference) = site.image("failover", &[MIB, 8 * MIB])?;
+    let (image, reference) = site.seed_image("failover", &[MIB, 8 * MIB])?;
     site.link.throttle(Some(2 * MIB));
     let job = site.job("failover").images([&reference]).on(["edge-1"]).apply().await?;
     site.link_carries(2 * MIB).await?;

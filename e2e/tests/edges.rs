@@ -5,14 +5,14 @@ use std::time::Duration;
 use http::Request;
 use kube::Client;
 use prepull_api::crd::download::DownloadSpec;
-use prepull_api::edges::{Edge, EdgeList, EdgeQuery, SERVICE};
+use prepull_api::edges::{EdgeList, EdgeQuery, ListedEdge, SERVICE};
 use prepull_api::selector::Selector;
 use prepull_api::sites::{BlobNews, BlobState, Blobs};
-use prepull_api::task::{Bytes, ImagePhase, ImageProgress, TaskId};
-use prepull_api::wire::{CloudMessage, EdgeMessage, Progress};
+use prepull_api::task::{ByteProgress, ImagePhase, ImageProgress, TaskId};
+use prepull_api::wire::{CloudMessage, EdgeMessage, TaskProgress};
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::prelude::*;
-use prepull_e2e::services::{apply_edges, pod, serve_by};
+use prepull_e2e::services::{apply_edges, make_pod, serve_by};
 
 use crate::page::{Page, picture};
 
@@ -21,7 +21,7 @@ async fn list(person: &Client, query: &EdgeQuery) -> Result<EdgeList> {
     Ok(person.request(Request::get(path).body(Vec::new())?).await?)
 }
 
-async fn one(person: &Client, name: &str) -> Result<Edge> {
+async fn one(person: &Client, name: &str) -> Result<ListedEdge> {
     let query = EdgeQuery { names: vec![name.into()], ..EdgeQuery::default() };
     list(person, &query).await?.items.pop().with_context(|| format!("{name} is not listed"))
 }
@@ -45,8 +45,8 @@ async fn only_readers_of_edges_see_them() -> Result<()> {
     let node = EdgeNode::start(&cluster, &first, "edge-real").await?;
     node.is_connected().await?;
     apply_edges(&cluster).await?;
-    pod(&cluster, "a", first_address).await?;
-    pod(&cluster, "b", second_address).await?;
+    make_pod(&cluster, "a", first_address).await?;
+    make_pod(&cluster, "b", second_address).await?;
     serve_by(&cluster, SERVICE, "a", first_address, &first).await?;
 
     let reader = Cluster::client_of(
@@ -213,7 +213,7 @@ async fn a_site_is_shown(cluster: &Cluster, leader: &Cloud, page: &Page) -> Resu
 /// A node's progress is the rate of its site, its job and itself.
 async fn rates_name_node_and_job(edge: &mut Wire, person: &Person, task: &TaskId) -> Result<()> {
     for done in [0, 30 * MIB] {
-        let bytes = Some(Bytes { done, total: 90 * MIB });
+        let bytes = Some(ByteProgress { done, total: 90 * MIB });
         let image = ImageProgress {
             index: 0,
             phase: ImagePhase::Pulling,
@@ -222,7 +222,7 @@ async fn rates_name_node_and_job(edge: &mut Wire, person: &Person, task: &TaskId
             reason: String::new(),
             code: None,
         };
-        let progress = Progress { task: task.clone(), images: vec![image], waits: String::new() };
+        let progress = TaskProgress { task: task.clone(), images: vec![image], waits: String::new() };
         edge.send_message(&EdgeMessage::Progress(progress)).await?;
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prepull_api::task::PulledBy;
 use prepull_e2e::prelude::*;
-use prepull_e2e::proxy::Record;
+use prepull_e2e::proxy::ProxiedRequest;
 use prepull_e2e::registry;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -23,16 +23,16 @@ impl Hand {
     }
 
     /// The same with another registry, and with containerd's data on a disk of this many bytes if given.
-    pub(crate) async fn start_on(registry: registry::Start, disk: Option<u64>) -> Result<Self> {
+    pub(crate) async fn start_on(registry: registry::RegistryStart, disk: Option<u64>) -> Result<Self> {
         Self::start_with(registry, Containerd::start_on("edge-1", disk)).await
     }
 
     pub(crate) async fn start_with(
-        registry: registry::Start,
+        registry: registry::RegistryStart,
         containerd: impl Future<Output = Result<Containerd>>,
     ) -> Result<Self> {
         let registry = registry.await?;
-        let link = Proxy::http(registry.addr())?;
+        let link = Proxy::for_http(registry.addr())?;
         registry.route_through(&link)?;
         Ok(Self { registry, link, containerd: containerd.await? })
     }
@@ -68,7 +68,7 @@ impl Hand {
     }
 
     /// Requests for blobs so far.
-    pub(crate) fn blob_requests(&self) -> Vec<Record> {
+    pub(crate) fn blob_requests(&self) -> Vec<ProxiedRequest> {
         self.link.records().into_iter().filter(|record| record.path.contains("/blobs/")).collect()
     }
 
@@ -80,7 +80,7 @@ impl Hand {
 
 /// `edgecore-prepull pull` into a containerd, with the agent's own fetch.
 pub(crate) fn pull_command(containerd: &Containerd, arguments: &[&str]) -> Result<tokio::process::Command> {
-    let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
+    let mut command = tokio::process::Command::new(prepull_e2e::parts::program_path("edgecore-prepull")?);
     command.args(["pull", "--fetch", "agent", "--runtime-endpoint", &containerd.endpoint()]);
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     Ok(command)
@@ -502,7 +502,7 @@ async fn without_ranges_nothing_is_written_twice() -> Result<()> {
 async fn a_damaged_blob_is_fetched_elsewhere() -> Result<()> {
     let hand = Hand::start().await?;
     // A mirror in front of the registry, which damages the layer.
-    let mirror = Proxy::http(hand.registry.addr())?;
+    let mirror = Proxy::for_http(hand.registry.addr())?;
     let host = hand.registry.host().to_owned();
     let (server, first) = (hand.link.addr(), mirror.addr());
     hand.containerd.own_registry_host(&host, |hosts| {
@@ -546,7 +546,7 @@ async fn a_busy_registry_is_asked_within_the_try() -> Result<()> {
 async fn no_fallback_breaks_a_limit() -> Result<()> {
     let hand = Hand::start().await?;
     let (image, reference) = hand.image("left", &[MIB])?;
-    let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
+    let mut command = tokio::process::Command::new(prepull_e2e::parts::program_path("edgecore-prepull")?);
     command.args(["pull", "--fetch", "runtime", "--max-download-rate", "1MiB", "--retries", "0"]);
     command.args(["--runtime-endpoint", &hand.containerd.endpoint(), &reference]);
     let output = command.output().await?;
@@ -559,9 +559,9 @@ async fn no_fallback_breaks_a_limit() -> Result<()> {
 #[tokio::test]
 async fn the_status_names_each_downloader() -> Result<()> {
     let site = Site::start().await?;
-    let _by_agent = site.node("edge-1").await?.await?;
-    let _by_runtime = site.node("edge-2").await?.args(&["--fetch", "runtime"]).await?;
-    let (_, reference) = site.image("who", &[MIB])?;
+    let _by_agent = site.add_node("edge-1").await?.await?;
+    let _by_runtime = site.add_node("edge-2").await?.args(&["--fetch", "runtime"]).await?;
+    let (_, reference) = site.seed_image("who", &[MIB])?;
     let job =
         |name: &str| site.job(name).images([&reference]).on(["edge-1", "edge-2"]).policy("IfNotPresent");
     let pulled = job("pulled").completes().await?;

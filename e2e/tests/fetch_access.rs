@@ -80,7 +80,7 @@ async fn an_expired_token_is_replaced() -> Result<()> {
 #[tokio::test]
 async fn an_expired_url_is_replaced() -> Result<()> {
     let hand = Hand::start().await?;
-    let storage = Proxy::http(hand.registry.addr())?;
+    let storage = Proxy::for_http(hand.registry.addr())?;
     hand.link.redirect_blobs_to(&storage);
     pulls_on_after(&hand, &storage, &[], |layer| {
         storage.expire_urls();
@@ -106,7 +106,7 @@ async fn each_credential_kind_opens_a_registry() -> Result<()> {
     let by_token = &Registry::start().tokens_of(&tokens).await?;
 
     let identity = json!({"auth": STANDARD.encode(format!("{USER}:")), "identitytoken": refresh});
-    let handed_on = json!({"registrytoken": tokens.token("team/registry-token")?});
+    let handed_on = json!({"registrytoken": tokens.pull_token("team/registry-token")?});
     for (name, registry, entry, grants) in [
         ("password", by_password, auth(&secret), &[][..]),
         ("password-for-token", by_token, auth(&secret), &["password"][..]),
@@ -120,7 +120,7 @@ async fn each_credential_kind_opens_a_registry() -> Result<()> {
         let before = tokens.grants().len();
         let summary = hand.pulls(&["--retries", "0", "--docker-config", &config, &reference]).await?;
         ensure!(summary.contains("1 pulled"), "{name}: {summary}");
-        let requests = registry.requests().of(&repository);
+        let requests = registry.requests().for_repository(&repository);
         assert_eq!(requests.users().into_iter().collect::<Vec<_>>(), [USER], "{name}");
         ensure!(!requests.blob_fetches().is_empty(), "{name}: {requests:?}");
         let granted: std::collections::BTreeSet<_> =
@@ -139,7 +139,7 @@ async fn each_credential_kind_opens_a_registry() -> Result<()> {
         let text = said(&hand.pull(&arguments)?.output().await?);
         ensure!(text.contains(": failed: ") && text.contains(says), "{name}: {text}");
         ensure!(!text.contains(CANARY), "{name}: a credential is shown");
-        let requests = registry.requests().of(&repository);
+        let requests = registry.requests().for_repository(&repository);
         ensure!(requests.blob_fetches().is_empty(), "{name}: {requests:?}");
     }
     Ok(())
@@ -148,9 +148,9 @@ async fn each_credential_kind_opens_a_registry() -> Result<()> {
 #[tokio::test]
 async fn a_mirror_with_its_own_ca_serves() -> Result<()> {
     let (servers, clients) = (Authority::new("servers")?, Authority::new("clients")?);
-    let mirror = Registry::start().named("mirror.example").tls(&servers).clients_of(&clients).await?;
+    let mirror = Registry::start().with_host("mirror.example").tls(&servers).clients_of(&clients).await?;
     let containerd = Containerd::start("edge-1").await?;
-    let link = Proxy::tcp(mirror.addr())?;
+    let link = Proxy::for_tcp(mirror.addr())?;
     let hand = Hand { registry: mirror, link, containerd };
     let image = Image::small("mirrored")?;
     hand.registry.seed(&image, "team/mirrored:v1")?;
@@ -180,7 +180,7 @@ async fn a_mirror_with_its_own_ca_serves() -> Result<()> {
     let summary = hand.pulls(&["--retries", "0", reference]).await?;
     ensure!(summary.contains("1 pulled"), "{summary}");
     assert_eq!(hand.containerd.images().await?.get(reference).map(String::as_str), Some(image.digest()));
-    let fetches = hand.registry.requests().of("team/mirrored").blob_fetches();
+    let fetches = hand.registry.requests().for_repository("team/mirrored").blob_fetches();
     assert_eq!(fetches.len(), image.blobs().len(), "{fetches:?}");
     Ok(())
 }
@@ -188,8 +188,8 @@ async fn a_mirror_with_its_own_ca_serves() -> Result<()> {
 #[tokio::test]
 async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
     let trusted_by_runtime = Authority::new("servers")?;
-    let secure = Registry::start().named("secure.example").tls(&trusted_by_runtime).await?;
-    let hand = Hand::start_on(Registry::start().named("harbor.example"), None).await?;
+    let secure = Registry::start().with_host("secure.example").tls(&trusted_by_runtime).await?;
+    let hand = Hand::start_on(Registry::start().with_host("harbor.example"), None).await?;
     // The agent's own view leads to an address without a listener, and to a certificate that it doesn't trust.
     let (closed, seen) = (prepull_e2e::ports::Port::reserve()?, hand.containerd.dir().join("seen"));
     for (registry, addr) in [(&hand.registry, closed.addr()), (&secure, secure.addr())] {
@@ -198,7 +198,7 @@ async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
         std::fs::write(dir.join("hosts.toml"), format!("server = \"https://{addr}\"\n[host]\n"))?;
     }
     let pull = |retries: &str, more: &[&str], reference: &str| {
-        let mut command = tokio::process::Command::new(prepull_e2e::parts::program("edgecore-prepull")?);
+        let mut command = tokio::process::Command::new(prepull_e2e::parts::program_path("edgecore-prepull")?);
         command.args(["pull", "--retries", retries, "--runtime-endpoint", &hand.containerd.endpoint()]);
         command.arg("--registry-config-path").arg(&seen).args(more).arg(reference).kill_on_drop(true);
         Ok::<_, anyhow::Error>(command)
@@ -210,7 +210,7 @@ async fn the_runtime_pulls_where_the_agent_cannot_connect() -> Result<()> {
             let output = pull("0", &more, &reference)?.output().await?;
             let text = said(&output);
             ensure!(output.status.code() == Some(1) && text.contains(error), "{more:?}: {text}");
-            ensure!(registry.requests().of("team/seen").blob_fetches().is_empty(), "{more:?}");
+            ensure!(registry.requests().for_repository("team/seen").blob_fetches().is_empty(), "{more:?}");
         }
         let output = pull("0", &[], &reference)?.output().await?;
         ensure!(output.status.success() && said(&output).contains("1 pulled"), "{}", said(&output));

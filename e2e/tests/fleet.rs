@@ -53,7 +53,7 @@ async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Clus
         .await?
         .within(ENDS);
     if kill_cloud {
-        fleet.until("half of the images are there", SOON, |tally| tally.whole >= 300).await?;
+        fleet.until_met("half of the images are there", SOON, |tally| tally.whole >= 300).await?;
         cloud.restart().await?;
     }
     let summary = job.completes().await?.summary;
@@ -70,7 +70,7 @@ async fn survives(behaviour: Behaviour, kill_cloud: bool) -> Result<(Fleet, Clus
 const FAULTS: Option<u32> = Some(5);
 
 /// Duration of a pull, long enough for each edge to lose its connection about twice.
-const SLOW: PullTime = PullTime::Between(Duration::from_millis(200), Duration::from_secs(2));
+const SLOW: PullDurations = PullDurations::Between(Duration::from_millis(200), Duration::from_secs(2));
 
 #[tokio::test]
 async fn breaking_links_lose_nothing() -> Result<()> {

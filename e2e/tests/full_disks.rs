@@ -30,15 +30,15 @@ fn version(registry: &Registry, name: &str) -> Result<(Image, String)> {
 #[tokio::test]
 async fn twenty_versions_fit_one_after_another() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.ext4(DISK).clock_off_by(HOUR)?;
+    let node = site.add_node("edge-1").await?.ext4(DISK).clock_off_by(HOUR)?;
     let node = node.args(&RULES).args(&["--make-room"]).await?;
-    let (_, kept) = site.image("kept", &[OWN])?;
+    let (_, kept) = site.seed_image("kept", &[OWN])?;
     let pinned = site.job("kept").images([&kept]).on(["edge-1"]);
     pinned.spec(|spec| spec.pin = true).completes().await?;
-    let old = (1..=5).map(|n| site.image(&format!("old-{n}"), &[OWN])).collect::<Result<Vec<_>>>()?;
+    let old = (1..=5).map(|n| site.seed_image(&format!("old-{n}"), &[OWN])).collect::<Result<Vec<_>>>()?;
     let references = old.iter().map(|(_, reference)| reference);
     site.job("old").images(references).on(["edge-1"]).completes().await?;
-    let (_, size) = node.containerd().space()?;
+    let (_, size) = node.containerd().disk_space()?;
     node.containerd().fill_disk(size / 20)?;
 
     let mut versions = Vec::new();
@@ -47,7 +47,7 @@ async fn twenty_versions_fit_one_after_another() -> Result<()> {
         let job = site.job(&format!("v{n}")).images([&reference]).on(["edge-1"]);
         let status = job.completes().await?;
         assert_eq!(status.image("edge-1", &reference).context("no image")?.status, Tristate::True, "v{n}");
-        let (free, _) = node.containerd().space()?;
+        let (free, _) = node.containerd().disk_space()?;
         ensure!(free * 100 >= size * 15, "v{n}: the kubelet would remove images at {free} of {size} bytes");
         ensure!(node.has_image(&kept).await?, "v{n}: what a job pins was removed");
         versions.push((image, reference));
@@ -74,11 +74,11 @@ async fn twenty_versions_fit_one_after_another() -> Result<()> {
 #[tokio::test]
 async fn a_refusal_says_what_could_go() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.ext4(DISK).clock_off_by(HOUR)?.args(&RULES).await?;
-    let (_, old) = site.image("unneeded", &[10 * MIB, 10 * MIB])?;
+    let node = site.add_node("edge-1").await?.ext4(DISK).clock_off_by(HOUR)?.args(&RULES).await?;
+    let (_, old) = site.seed_image("unneeded", &[10 * MIB, 10 * MIB])?;
     site.job("old").images([&old]).on(["edge-1"]).completes().await?;
-    let (new, reference) = site.image("needed", &[8 * MIB])?;
-    let (_, size) = node.containerd().space()?;
+    let (new, reference) = site.seed_image("needed", &[8 * MIB])?;
+    let (_, size) = node.containerd().disk_space()?;
     let attempt = async |name: &str, free: u64, succeeds: bool| {
         node.containerd().fill_disk(free)?;
         let job = site.job(name).images([&reference]).on(["edge-1"]).retries(0);
@@ -141,17 +141,17 @@ async fn the_kubelet_makes_room_and_evicts_nothing() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let (cluster, registry) = (kubernetes.cluster(), kubernetes.registry());
     let edge = kubernetes.worker_with_disk("edge-1", DISK_OF_WORKER);
-    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), edge)?;
+    let (_server, mut edge) = tokio::try_join!(kubernetes.add_worker("server-1"), edge)?;
     cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
-    let installation = Installation::copy(&kubernetes).await?;
+    let installation = Installation::copy_manifests(&kubernetes).await?;
     installation.set_images()?;
     installation.set_address()?;
     let settings = "edgecore-prepull/kustomization.yaml";
-    installation.set(settings, "DISK_MIN_FREE=64MiB", "DISK_MIN_FREE=10%")?;
+    installation.replace_text(settings, "DISK_MIN_FREE=64MiB", "DISK_MIN_FREE=10%")?;
     let threshold = format!("GC_HIGH_THRESHOLD=85%{}", fast_clock(&edge)?);
-    installation.set(settings, "GC_HIGH_THRESHOLD=100%", &threshold)?;
-    installation.cloud().await?;
-    installation.edges().await?;
+    installation.replace_text(settings, "GC_HIGH_THRESHOLD=100%", &threshold)?;
+    installation.install_cloud().await?;
+    installation.install_edges().await?;
 
     let version = |name: &str| {
         let image = Image::of_layers(&format!("left-to-kubelet-{name}"), &[LAYER])?;
@@ -168,7 +168,7 @@ async fn the_kubelet_makes_room_and_evicts_nothing() -> Result<()> {
         "imageGCHighThresholdPercent": 85, "imageMinimumGCAge": "1s",
     });
     edge.restart_kubelet(&kubelet).await?;
-    let (_, size) = edge.space()?;
+    let (_, size) = edge.disk_space()?;
     let least = size * 15 / 100;
     edge.fill_disk(least + LAYER)?;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use prepull_e2e::helm::Helm;
-use prepull_e2e::parts::{output, workspace};
+use prepull_e2e::parts::{run_command, workspace};
 use prepull_e2e::prelude::*;
 use serde_json::Value;
 
@@ -103,7 +103,7 @@ async fn paths_and_values_of_the_examples_exist() -> Result<()> {
     let readme = std::fs::read_to_string(workspace().join(GITOPS).join("README.md"))?;
     let mut list = std::process::Command::new("git");
     list.args(["ls-files", GITOPS]).current_dir(workspace());
-    for file in output(list).await?.lines() {
+    for file in run_command(list).await?.lines() {
         let file = file.trim_start_matches(GITOPS).trim_start_matches('/');
         ensure!(
             file == "README.md" || readme.contains(&format!("({file})")),

@@ -187,8 +187,8 @@ async fn a_pull_goes_on_under_the_next_leader() -> Result<()> {
     // The edge knows both replicas, without a front.
     let urls = [&site.cloud, &second].map(|cloud| format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_listen()));
     let flags = ["--tunnel-url", &urls.join(","), "--disk-min-free", "1%"];
-    let node = site.node("edge-1").await?.args(&flags).await?;
-    let (image, reference) = site.image("next-leader", &[MIB / 4, 24 * MIB])?;
+    let node = site.add_node("edge-1").await?.args(&flags).await?;
+    let (image, reference) = site.seed_image("next-leader", &[MIB / 4, 24 * MIB])?;
     site.link.throttle(Some(3 * MIB));
     let job = site.job("next-leader").images([&reference]).on(["edge-1"]).apply().await?;
     node.accepts_a_task().await?;
@@ -247,7 +247,7 @@ async fn a_cut_off_leader_ends_first() -> Result<()> {
     let mut config: serde_json::Value = serde_json::from_str(&config)?;
     let server = config["clusters"][0]["cluster"]["server"].take();
     let api = server.as_str().and_then(|url| url.strip_prefix("https://")).context("no server")?.parse()?;
-    let link = Proxy::tcp(api)?;
+    let link = Proxy::for_tcp(api)?;
     config["clusters"][0]["cluster"]["server"] = format!("https://{}", link.addr()).into();
     let file = cluster.place().dir().join("through-the-link.kubeconfig");
     std::fs::write(&file, config.to_string())?;

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::api::{Api, ListParams, PostParams};
 use prepull_e2e::cleanup::Child;
 use prepull_e2e::prelude::*;
-use prepull_e2e::proxy::Record;
+use prepull_e2e::proxy::ProxiedRequest;
 use prepull_e2e::reaper;
 use serde_json::{Value, json};
 
@@ -98,7 +98,7 @@ async fn a_shared_cluster_is_empty_for_the_next_test() -> Result<()> {
     first.install_kruise().await?;
     first.edge_nodes(&["edge-1", "edge-2"]).await?;
     first.registry_secret("team", "registry", &[("registry.example", "alice", &password("alice"))]).await?;
-    first.pod("team", "web", "edge-1", &[]).await?;
+    first.create_pod("team", "web", "edge-1", &[]).await?;
     first.job("left").images(["nginx:1.25"]).on(["edge-1"]).apply().await?;
     first.pull_job("left", "nginx:1.25").in_namespace("team").apply().await?;
     first.create_node_image("edge-1").await?;
@@ -185,7 +185,7 @@ async fn a_registry_checks_passwords() -> Result<()> {
     let fetches = requests.blob_fetches();
     assert_eq!(fetches.len(), image.blobs().len(), "{requests:?}");
     assert!(fetches.0.iter().all(|fetch| fetch.user == "alice"), "{fetches:?}");
-    ensure!(fetches.bytes() > image.size(), "layers and configuration: {fetches:?}");
+    ensure!(fetches.total_bytes() > image.size(), "layers and configuration: {fetches:?}");
 
     containerd.remove_image(&reference).await?;
     ensure!(!containerd.has_image(&reference).await?);
@@ -196,7 +196,7 @@ async fn a_registry_checks_passwords() -> Result<()> {
 async fn a_registry_with_tls_works() -> Result<()> {
     let authority = Authority::new("a CA of its own")?;
     let registry =
-        Registry::start().named("harbor.example").user("bob", &password("bob")).tls(&authority).await?;
+        Registry::start().with_host("harbor.example").user("bob", &password("bob")).tls(&authority).await?;
     let image = Image::multi_arch("app")?;
     // The push with skopeo goes through the API, in which the registry verifies the digests.
     let reference = registry.push(&image, "team/app:v1", "bob").await?;
@@ -226,7 +226,7 @@ async fn restarted_parts_keep_address_and_data() -> Result<()> {
 #[tokio::test]
 async fn a_proxy_cuts_fails_and_records() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
-    let proxy = Proxy::http(registry.addr())?;
+    let proxy = Proxy::for_http(registry.addr())?;
     registry.route_through(&proxy)?;
     let containerd = Containerd::start("edge-1").await?;
     let login = Some(("alice", "s3cr3t-canary-alice"));
@@ -241,7 +241,7 @@ async fn a_proxy_cuts_fails_and_records() -> Result<()> {
 
     proxy.refuse();
     ensure!(containerd.pull(&reference, login).await.is_err(), "the proxy refuses");
-    proxy.accept()?;
+    proxy.accept_again()?;
 
     // The cut is within the layer, and containerd itself resumes it with a Range.
     proxy.cut_after(1024 * 1024);
@@ -249,7 +249,7 @@ async fn a_proxy_cuts_fails_and_records() -> Result<()> {
     let records = proxy.records();
     ensure!(records.iter().any(|record| record.injected && record.status == 403), "{records:#?}");
     let layer = image.blobs().last().context("no layer")?;
-    let of_layer: Vec<&Record> =
+    let of_layer: Vec<&ProxiedRequest> =
         records.iter().filter(|record| record.path.ends_with(layer.as_str())).collect();
     let (cut, resumed) = (of_layer.first().context("no request")?, of_layer.last().context("no request")?);
     ensure!(cut.range.is_none() && cut.bytes < MIB && cut.authorized, "{of_layer:#?}");
@@ -261,7 +261,7 @@ async fn a_proxy_cuts_fails_and_records() -> Result<()> {
 #[tokio::test]
 async fn a_proxy_throttles_and_freezes_connections() -> Result<()> {
     let registry = Registry::start().await?;
-    let proxy = Proxy::tcp(registry.addr())?;
+    let proxy = Proxy::for_tcp(registry.addr())?;
     registry.route_through(&proxy)?;
     let containerd = Containerd::start("edge-1").await?;
     let reference = registry.seed(&Image::of_layers("slow", &[MIB])?, "team/slow:v1")?;

@@ -12,7 +12,7 @@ async fn every_part_of_a_node_restarts() -> Result<()> {
     let reference = registry.seed(&image, "team/app:v1")?;
     cluster.registry_secret("default", "alice", &[registry.login("alice")?]).await?;
     cluster.edge_nodes(&["edge-1"]).await?;
-    let tunnel = Proxy::tcp(cloud.tunnel_addr())?;
+    let tunnel = Proxy::for_tcp(cloud.tunnel_addr())?;
     let mut edge = EdgeNode::start(&cluster, &cloud, "edge-1").tunnel_through(&tunnel).await?;
     edge.is_connected().await?;
     ensure!(tunnel.connections() > 0, "the tunnel does not go through the proxy");
@@ -34,7 +34,7 @@ async fn every_part_of_a_node_restarts() -> Result<()> {
         .await
     };
     sessions(0.0).await?;
-    tunnel.accept()?;
+    tunnel.accept_again()?;
     sessions(1.0).await?;
 
     // A job waits for an agent that is frozen, killed and restarted.
@@ -57,7 +57,7 @@ async fn every_part_of_a_node_restarts() -> Result<()> {
 #[tokio::test]
 async fn one_node_can_have_a_proxy() -> Result<()> {
     let registry = Registry::start().await?;
-    let proxy = Proxy::http(registry.addr())?;
+    let proxy = Proxy::for_http(registry.addr())?;
     let (near, far) = tokio::try_join!(Containerd::start("near"), Containerd::start("far"))?;
     registry.route_node_through(&far, &proxy)?;
     let reference = registry.seed(&Image::small("app")?, "team/app:v1")?;

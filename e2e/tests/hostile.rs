@@ -9,7 +9,7 @@ use prepull_api::task::{
     CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, TaskId, TaskOutcome,
     TaskResult,
 };
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask, Progress};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask, TaskProgress};
 use prepull_e2e::prelude::*;
 use tokio_tungstenite::tungstenite::Message;
 
@@ -147,7 +147,7 @@ fn progress(job: &JobUid, index: u32) -> EdgeMessage {
         reason: "forged".to_owned(),
         code: None,
     };
-    EdgeMessage::Progress(Progress { task: task(job, 1), images: vec![image], waits: String::new() })
+    EdgeMessage::Progress(TaskProgress { task: task(job, 1), images: vec![image], waits: String::new() })
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use edgecore_prepull::cloud::identity::Identity;
-use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
+use edgecore_prepull::cloud::tunnel::{TunnelEvent, TunnelSender, dial};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ListParams};
 use prepull_api::task::{ImageOutcome, ImageResult, JobUid, TaskId, TaskOutcome, TaskResult};
@@ -78,7 +78,7 @@ async fn a_node_acts_only_for_itself() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     stage.cluster.registry_secret("default", "alice", &[registry.login("alice")?]).await?;
-    let link = Proxy::http(registry.addr())?;
+    let link = Proxy::for_http(registry.addr())?;
     registry.route_through(&link)?;
     link.throttle(Some(2 * MIB));
     let image = Image::of_layers("slow", &[8 * MIB])?;
@@ -145,7 +145,7 @@ async fn ca_and_nodes_survive_a_restart() -> Result<()> {
 
 /// A client with a node's certificate that sends any message.
 struct Intruder {
-    link: Link,
+    link: TunnelSender,
     events: tokio::sync::Mutex<mpsc::Receiver<TunnelEvent>>,
     _stop: tokio_util::sync::DropGuard,
 }
@@ -153,7 +153,7 @@ struct Intruder {
 impl Intruder {
     fn start(state_dir: &Path, cloud: &Cloud) -> Result<Self> {
         let identity = Identity::load(state_dir)?;
-        let (link, outgoing) = Link::new(16);
+        let (link, outgoing) = TunnelSender::new(16);
         let (sender, events) = mpsc::channel(16);
         let stop = CancellationToken::new();
         let url = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());

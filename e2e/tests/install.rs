@@ -37,7 +37,7 @@ impl EdgeBox {
         let mut command = self.machine.command(&[DOWNLOAD, "install"])?;
         command.args(&self.addresses).args(["--metrics-listen", &metrics, "--disk-min-free", "64MiB"]);
         command.args(more).env("PREPULL_TOKEN", token);
-        parts::output(command).await
+        parts::run_command(command).await
     }
 
     /// The same, killed as soon as it prints a line with this prefix.
@@ -50,7 +50,7 @@ impl EdgeBox {
         );
         let mut command = self.machine.command(&["sh", "-c", &line, "sh"])?;
         command.args(&self.addresses).args(more).env("PREPULL_TOKEN", token);
-        parts::output(command).await.with_context(|| format!("it did not say {said}"))?;
+        parts::run_command(command).await.with_context(|| format!("it did not say {said}"))?;
         Ok(())
     }
 
@@ -141,7 +141,7 @@ async fn one_line_installs_another_removes() -> Result<()> {
     ensure!(journal.contains("edgecore-prepull starts") && !journal.contains(&secret), "{journal}");
 
     // In the middle of a pull.
-    let link = Proxy::http(registry.addr())?;
+    let link = Proxy::for_http(registry.addr())?;
     link.throttle(Some(MIB));
     registry.route_through(&link)?;
     let half = registry.seed(&Image::of_layers("half", &[32 * MIB])?, "team/half:v1")?;

@@ -30,25 +30,25 @@ async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let cluster = kubernetes.cluster();
     let (_one, _two, edge) = tokio::try_join!(
-        kubernetes.worker("server-1"),
-        kubernetes.worker("server-2"),
-        kubernetes.worker("edge-1"),
+        kubernetes.add_worker("server-1"),
+        kubernetes.add_worker("server-2"),
+        kubernetes.add_worker("edge-1"),
     )?;
     cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
-    let installation = Installation::copy(&kubernetes).await?;
+    let installation = Installation::copy_manifests(&kubernetes).await?;
     installation.set_images()?;
 
     // The address was forgotten: the pods end with an error, and hold up no drain.
-    installation.apply("cluster").await?;
+    installation.apply_folder("cluster").await?;
     crashes(cluster).await?;
     drain(cluster, "server-1").await?;
 
     let began = Instant::now();
     installation.set_address()?;
-    installation.cloud().await?;
+    installation.install_cloud().await?;
     let leader = installation.leader_after("").await?;
     println!("rolled out with a leader after {:?}", began.elapsed());
-    installation.edges().await?;
+    installation.install_edges().await?;
 
     let registry = kubernetes.registry();
     let image = registry.seed(&Image::small("installed")?, "team/app:v1")?;
@@ -85,14 +85,14 @@ async fn manifests_install_drain_and_upgrade_as_documented() -> Result<()> {
         status.node("edge-1").is_some_and(|node| node.phase == NodePhase::InProgress)
     })
     .await?;
-    installation.set("cluster/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.1.1")?;
+    installation.replace_text("cluster/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.1.1")?;
     kubernetes.publish_as("cloudcore-prepull", "0.1.1")?;
-    installation.cloud().await?;
+    installation.install_cloud().await?;
     let next = installation.leader_after(&leader).await?;
     assert_ne!(worker_of(cluster, &next).await?, "edge-1");
     job.completes().await?;
     let large = Image::of_layers("upgraded", &layers)?;
-    let fetched = registry.requests().of("team/large").blob_fetches().bytes();
+    let fetched = registry.requests().for_repository("team/large").blob_fetches().total_bytes();
     assert!(fetched < large.size() + MIB / 10, "each byte once: {fetched}");
 
     // No request by cloudcore-prepull was refused.
@@ -118,7 +118,7 @@ async fn chart_takes_over_upgrades_and_leaves(
     let kubeconfig = cluster.kubeconfig().display().to_string();
     let run = async |line: &[&str]| {
         let to = ["--kubeconfig", &kubeconfig, "--namespace", NAMESPACE];
-        parts::output(helm.command(&[line, &to].concat())).await
+        parts::run_command(helm.command(&[line, &to].concat())).await
     };
     let advertise = format!("advertise={{{}}}", kubernetes.balancer());
     let repository = format!("image.repository={}", kubernetes.registry().image("cloudcore-prepull"));

@@ -35,7 +35,7 @@ async fn a_job_survives_ten_random_kills() -> Result<()> {
     let cluster = Cluster::start().await?;
     let mut cloud = Cloud::start(&cluster).await?;
     let behaviour = Behaviour {
-        pull: PullTime::Between(Duration::from_millis(300), Duration::from_millis(1000)),
+        pull: PullDurations::Between(Duration::from_millis(300), Duration::from_millis(1000)),
         fail_rate: 0.06,
         redial_within: Some(Duration::from_millis(500)),
         // With this seed some nodes fail, and none fails in all of the four rounds.
@@ -90,7 +90,7 @@ async fn a_job_survives_a_kill_at_any_step() -> Result<()> {
     let mut cloud = Cloud::start(&cluster).await?;
     let fleet = Fleet::start(&cluster, &cloud, 8)
         .behaves(Behaviour {
-            pull: PullTime::Between(Duration::from_millis(700), Duration::from_millis(1300)),
+            pull: PullDurations::Between(Duration::from_millis(700), Duration::from_millis(1300)),
             redial_within: Some(Duration::from_millis(500)),
             ..Behaviour::default()
         })

@@ -9,13 +9,13 @@ use prepull_e2e::prelude::*;
 
 use crate::mid_pull::SMALL;
 
-type MidPull = crate::mid_pull::MidPull<PullJob>;
+type MidPull = crate::mid_pull::MidPull<KruisePullJob>;
 
 async fn mid_pull() -> Result<MidPull> {
     let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
     MidPull::start(site, "kruise-mid-pull", async |site, reference| {
         // Waits between attempts are random: enough attempts for a link that's away for some seconds.
-        site.pull_job("mid-pull", reference).on(["edge-1"]).limits(600, 8).apply().await
+        site.pull_job("mid-pull", reference).on_nodes(["edge-1"]).limits(600, 8).apply().await
     })
     .await
 }
@@ -26,7 +26,7 @@ impl MidPull {
         let status = self.job.completes().await?;
         assert_eq!((status.desired, status.succeeded, status.failed), (1, 1, 0), "{status:?}");
         assert_eq!(status.message, "job has completed");
-        let tag = self.site.cluster.node_image("edge-1").image(&self.reference).succeeds().await?;
+        let tag = self.site.cluster.node_image("edge-1").referenced_tag(&self.reference).succeeds().await?;
         assert_eq!((tag.progress, tag.version), (100, 0), "{tag:?}");
         ensure!(self.node.has_image(&self.reference).await?);
         self.node.forgets_all_tasks().await
@@ -60,7 +60,7 @@ async fn a_cut_link_does_not_stop_a_pull() -> Result<()> {
     mid.node.ends_a_task().await?;
     assert_eq!(mid.job.status().await?.completion_time, None);
     let asked = mid.site.link.records().len();
-    mid.tunnel.accept()?;
+    mid.tunnel.accept_again()?;
     mid.ends_right().await?;
     assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
     Ok(())
@@ -70,10 +70,12 @@ async fn a_cut_link_does_not_stop_a_pull() -> Result<()> {
 async fn a_cut_registry_link_is_retried() -> Result<()> {
     let mid = mid_pull().await?;
     mid.site.link.refuse();
-    let tag = mid.site.cluster.node_image("edge-1").image(&mid.reference);
-    tag.until("says what went wrong", |_, status| status.is_some_and(|status| !status.message.is_empty()))
-        .await?;
-    mid.site.link.accept()?;
+    let tag = mid.site.cluster.node_image("edge-1").referenced_tag(&mid.reference);
+    tag.until_met("says what went wrong", |_, status| {
+        status.is_some_and(|status| !status.message.is_empty())
+    })
+    .await?;
+    mid.site.link.accept_again()?;
     mid.ends_right().await?;
     assert_eq!(tag.status().await?.map(|status| status.message), Some(String::new()));
     mid.nothing_was_pulled_twice()
@@ -98,7 +100,7 @@ async fn a_job_deleted_without_its_agent_stops() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
     mid.job.delete().await?;
-    mid.site.cluster.node_image("edge-1").image(&mid.reference).is_gone().await?;
+    mid.site.cluster.node_image("edge-1").referenced_tag(&mid.reference).is_gone().await?;
     mid.node.restart_agent()?;
     mid.node.forgets_all_tasks().await?;
     ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
@@ -122,16 +124,16 @@ async fn an_entry_removed_without_cloud_is_stopped() -> Result<()> {
 #[tokio::test]
 async fn an_offline_node_holds_no_slot() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("kruise-offline", &[SMALL])?;
+    let (_, reference) = site.seed_image("kruise-offline", &[SMALL])?;
     // The first node by name has a Node object and no agent.
     site.cluster.edge_nodes(&["edge-1"]).await?;
     site.cluster.node_image("edge-1").exists().await?;
-    let _second = site.node("edge-2").await?.await?;
+    let _second = site.add_node("edge-2").await?.await?;
     let job = site.pull_job("offline", &reference).parallelism(1).apply().await?;
     let through = |succeeded: i32| {
         move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.succeeded == succeeded)
     };
-    let one = job.until("is through with the other one", through(1)).await?.status.unwrap_or_default();
+    let one = job.until_met("is through with the other one", through(1)).await?.status.unwrap_or_default();
     assert_eq!((one.desired, one.active, one.completion_time), (2, 0, None), "{:?}", one.message);
     assert_eq!(one.message, "job is running, progress 50.0%");
 
@@ -145,21 +147,21 @@ async fn an_offline_node_holds_no_slot() -> Result<()> {
 #[tokio::test]
 async fn a_job_waits_for_offline_nodes() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("kruise-never-there", &[SMALL])?;
+    let (_, reference) = site.seed_image("kruise-never-there", &[SMALL])?;
     site.cluster.edge_nodes(&["edge-1"]).await?;
-    let _second = site.node("edge-2").await?.await?;
+    let _second = site.add_node("edge-2").await?.await?;
     for node in ["edge-1", "edge-2"] {
         site.cluster.node_image(node).exists().await?;
     }
     // An offline node has a minute to reconnect, and three tries of two seconds each.
     let job = site.pull_job("patient", &reference).limits(2, 2).apply().await?;
-    let status = job.clone().within(Duration::from_secs(120)).completes().await?;
+    let status = job.clone().with_limit(Duration::from_secs(120)).completes().await?;
     assert_eq!((status.desired, status.succeeded, status.failed), (2, 1, 1), "{status:?}");
     assert_eq!(status.failed_nodes, ["edge-1"]);
     let took =
         status.completion_time.zip(status.start_time).map(|(end, start)| end.0.duration_since(start.0));
     ensure!(took.is_some_and(|took| (60..90).contains(&took.as_secs())), "{took:?}");
-    let (kind, note) = job.event("Unresponsive").await?;
+    let (kind, note) = job.wait_for_event("Unresponsive").await?;
     ensure!(kind == "Warning" && note.contains("edge-1") && !note.contains("edge-2"), "{kind} {note}");
     Ok(())
 }
@@ -167,13 +169,13 @@ async fn a_job_waits_for_offline_nodes() -> Result<()> {
 #[tokio::test]
 async fn a_task_on_a_dead_link_is_resent() -> Result<()> {
     let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
-    let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
-    let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
+    let tunnel = Proxy::for_tcp(site.cloud.tunnel_addr())?;
+    let node = site.add_node("edge-1").await?.tunnel_through(&tunnel).await?;
     node.is_connected().await?;
-    let (_, reference) = site.image("kruise-cut", &[SMALL])?;
+    let (_, reference) = site.seed_image("kruise-cut", &[SMALL])?;
     // The cloud still considers the node online, but nothing reaches it.
     tunnel.freeze();
-    let job = site.pull_job("cut", &reference).on(["edge-1"]).apply().await?;
+    let job = site.pull_job("cut", &reference).on_nodes(["edge-1"]).apply().await?;
     eventually("the task is sent", SOON, async || {
         let sent =
             site.cloud.metrics().await?.sum("cloudcore_prepull_dispatches_total", &[("outcome", "sent")]);
@@ -183,7 +185,7 @@ async fn a_task_on_a_dead_link_is_resent() -> Result<()> {
     .await?;
     tunnel.refuse();
     tunnel.thaw();
-    tunnel.accept()?;
+    tunnel.accept_again()?;
     assert_eq!(job.completes().await?.succeeded, 1);
     node.forgets_all_tasks().await
 }
@@ -199,7 +201,7 @@ async fn a_faulty_api_server_repeats_nothing() -> Result<()> {
     api.inject(Requests::WRITES, 0.1, Fault::Status(409));
     api.inject(Requests::WRITES, 0.1, Fault::LostAnswer);
     let job = cluster.pull_job("bad-day", "registry.example/bad-day:v1").parallelism(5).apply().await?;
-    job.until("is half of the way", |job| job.status.as_ref().is_some_and(|s| s.succeeded > 10)).await?;
+    job.until_met("is half of the way", |job| job.status.as_ref().is_some_and(|s| s.succeeded > 10)).await?;
     api.expire_watches();
     let status = job.completes().await?;
     assert_eq!((status.desired, status.succeeded, status.failed), (30, 30, 0), "{status:?}");
@@ -215,7 +217,7 @@ async fn breaking_links_and_killed_clouds_lose_nothing() -> Result<()> {
     let cluster = Cluster::with_kruise().await?;
     let mut cloud = Cloud::with_kruise(&cluster).await?;
     let behaviour = Behaviour {
-        pull: PullTime::Between(Duration::from_millis(200), Duration::from_secs(2)),
+        pull: PullDurations::Between(Duration::from_millis(200), Duration::from_secs(2)),
         disconnect_every: Some(Duration::from_secs(2)),
         most_faults: Some(5),
         seed: 4,
@@ -224,7 +226,7 @@ async fn breaking_links_and_killed_clouds_lose_nothing() -> Result<()> {
     let fleet = Fleet::start(&cluster, &cloud, EDGES).behaves(behaviour).await?;
     let images = ["registry.example/a:v1", "registry.example/b:v1"];
     let list = cluster.list_job("faults", images).parallelism(EDGES.try_into()?).apply().await?;
-    fleet.until("half of the images are there", SOON, |tally| tally.whole >= 60).await?;
+    fleet.until_met("half of the images are there", SOON, |tally| tally.whole >= 60).await?;
     cloud.restart().await?;
     let status = list.completes().await?;
     assert_eq!((status.desired, status.succeeded), (2, 2), "{status:?}");

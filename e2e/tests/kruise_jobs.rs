@@ -26,24 +26,24 @@ async fn parallelism_limits_and_pauses() -> Result<()> {
     let job = cluster.pull_job("paced", "registry.example/paced:v1").parallelism(2).apply().await?;
     let done =
         |count: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.succeeded >= count);
-    job.until("some are through", done(4)).await?;
-    assert_eq!(at_work.most(), 2);
+    job.until_met("some are through", done(4)).await?;
+    assert_eq!(at_work.most_nodes(), 2);
 
     job.patch_spec(json!({"parallelism": 0})).await?;
     let idle = |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.active == 0);
-    job.until("is paused", idle).await?;
+    job.until_met("is paused", idle).await?;
     let paused = job.status().await?;
     // The deadline is several times what a node takes.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let still = job.status().await?;
     assert_eq!((still.succeeded, still.active), (paused.succeeded, 0), "{still:?}");
-    assert_eq!(at_work.now(), 0);
+    assert_eq!(at_work.nodes_now(), 0);
     let part = f64::from(still.succeeded) * 100.0 / 24.0;
     assert_eq!(still.message, format!("job is running, progress {part:.1}%"));
 
     job.patch_spec(json!({"parallelism": "5"})).await?;
-    job.until("goes on", done(paused.succeeded + 5)).await?;
-    assert_eq!(at_work.most(), 5, "an integer in quotes is one");
+    job.until_met("goes on", done(paused.succeeded + 5)).await?;
+    assert_eq!(at_work.most_nodes(), 5, "an integer in quotes is one");
     job.patch_spec(json!({"parallelism": 24})).await?;
     let status = job.completes().await?;
     assert_eq!((status.desired, status.succeeded, status.active), (24, 24, 0), "{status:?}");
@@ -55,11 +55,11 @@ async fn parallelism_limits_and_pauses() -> Result<()> {
 #[tokio::test]
 async fn a_job_goes_after_deadline_and_ttl() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("late", &[LARGE])?;
-    let node = site.node("edge-1").await?.await?;
+    let (_, reference) = site.seed_image("late", &[LARGE])?;
+    let node = site.add_node("edge-1").await?.await?;
     site.link.throttle(Some(MIB));
-    let job = site.pull_job("late", &reference).on(["edge-1"]).limits(2, 3).deadline(3).apply().await?;
-    let tag = site.cluster.node_image("edge-1").image(&reference);
+    let job = site.pull_job("late", &reference).on_nodes(["edge-1"]).limits(2, 3).deadline(3).apply().await?;
+    let tag = site.cluster.node_image("edge-1").referenced_tag(&reference);
     node.accepts_a_task().await?;
     let status = job.completes().await?;
     assert_eq!(status.message, "job exceeds activeDeadlineSeconds");
@@ -78,10 +78,10 @@ async fn a_job_goes_after_deadline_and_ttl() -> Result<()> {
 #[tokio::test]
 async fn nodes_join_and_leave_a_running_job() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("moving", &[LARGE])?;
-    let first = site.node("edge-1").await?.await?;
-    let second = site.node("edge-2").await?.await?;
-    let never = site.node("edge-3").await?.await?;
+    let (_, reference) = site.seed_image("moving", &[LARGE])?;
+    let first = site.add_node("edge-1").await?.await?;
+    let second = site.add_node("edge-2").await?.await?;
+    let never = site.add_node("edge-3").await?.await?;
     for node in ["edge-1", "edge-2", "edge-3"] {
         site.cluster.node_image(node).exists().await?;
     }
@@ -90,20 +90,20 @@ async fn nodes_join_and_leave_a_running_job() -> Result<()> {
     let desired =
         |nodes: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.desired == nodes);
     // Nodes start by name, one at a time.
-    job.until("has all of them", desired(3)).await?;
+    job.until_met("has all of them", desired(3)).await?;
     first.accepts_a_task().await?;
-    job.until("has one at work", |job| job.status.as_ref().is_some_and(|s| s.active == 1)).await?;
+    job.until_met("has one at work", |job| job.status.as_ref().is_some_and(|s| s.active == 1)).await?;
 
     // A node that waits is deleted.
     site.cluster.delete_node("edge-3").await?;
-    job.until("has two", desired(2)).await?;
+    job.until_met("has two", desired(2)).await?;
     // The node at work is deleted, which frees its slot.
     site.cluster.delete_node("edge-1").await?;
-    job.until("has one", desired(1)).await?;
+    job.until_met("has one", desired(1)).await?;
     second.accepts_a_task().await?;
     // A new node joins.
-    let fourth = site.node("edge-4").await?.await?;
-    job.until("has two again", desired(2)).await?;
+    let fourth = site.add_node("edge-4").await?.await?;
+    job.until_met("has two again", desired(2)).await?;
 
     let status = job.completes().await?;
     assert_eq!((status.desired, status.succeeded, status.failed), (2, 2, 0), "{status:?}");
@@ -119,41 +119,41 @@ async fn nodes_join_and_leave_a_running_job() -> Result<()> {
 #[tokio::test]
 async fn a_pod_selector_follows_its_pods() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("pods", &[LARGE])?;
+    let (_, reference) = site.seed_image("pods", &[LARGE])?;
     let mut nodes = Vec::new();
     for name in ["edge-1", "edge-2", "edge-3"] {
-        nodes.push(site.node(name).await?.await?);
+        nodes.push(site.add_node(name).await?.await?);
         site.cluster.node_image(name).exists().await?;
     }
     site.link.throttle(SLOW);
     let app = [("app", "web")];
-    site.cluster.pod("default", "web-1", "edge-1", &app).await?;
-    site.cluster.pod("default", "web-done", "edge-3", &app).await?;
+    site.cluster.create_pod("default", "web-1", "edge-1", &app).await?;
+    site.cluster.create_pod("default", "web-done", "edge-3", &app).await?;
     site.cluster.set_pod_phase("default", "web-done", "Succeeded").await?;
-    site.cluster.pod("elsewhere", "web-1", "edge-3", &app).await?;
-    site.cluster.pod("default", "db-1", "edge-3", &[("app", "db")]).await?;
+    site.cluster.create_pod("elsewhere", "web-1", "edge-3", &app).await?;
+    site.cluster.create_pod("default", "db-1", "edge-3", &[("app", "db")]).await?;
     let job = site.pull_job("pods", &reference).where_pods_are("app", "web").never_ends().apply().await?;
     let desired = |nodes: i32, succeeded: i32| {
         move |job: &ImagePullJob| {
             job.status.as_ref().is_some_and(|s| (s.desired, s.succeeded) == (nodes, succeeded))
         }
     };
-    job.until("has the node of the pod", desired(1, 0)).await?;
+    job.until_met("has the node of the pod", desired(1, 0)).await?;
     nodes[0].accepts_a_task().await?;
 
     // The pod is replaced by one on another node.
     site.cluster.delete_pod("default", "web-1").await?;
-    job.until("has no node", desired(0, 0)).await?;
-    site.cluster.pod("default", "web-2", "edge-2", &app).await?;
-    job.until("is through with the other node", desired(1, 1)).await?;
+    job.until_met("has no node", desired(0, 0)).await?;
+    site.cluster.create_pod("default", "web-2", "edge-2", &app).await?;
+    job.until_met("is through with the other node", desired(1, 1)).await?;
     ensure!(nodes[1].has_image(&reference).await?);
     ensure!(!nodes[2].has_image(&reference).await?, "no such pod is active there");
     // A second pod on the node changes nothing; when the last one ends, the node is no longer part of the job.
-    site.cluster.pod("default", "web-3", "edge-2", &app).await?;
+    site.cluster.create_pod("default", "web-3", "edge-2", &app).await?;
     site.cluster.delete_pod("default", "web-2").await?;
     assert_eq!(job.status().await?.desired, 1);
     site.cluster.set_pod_phase("default", "web-3", "Failed").await?;
-    job.until("has no node", desired(0, 0)).await?;
+    job.until_met("has no node", desired(0, 0)).await?;
     assert_eq!(job.status().await?.message, "job is running, no progress");
     Ok(())
 }
@@ -174,7 +174,7 @@ async fn a_jobs_secrets_share_its_namespace() -> Result<()> {
     let before = secrets().await?;
     let image = |name: &str| registry.seed(&Image::small(name)?, &format!("team/{name}:v1"));
     let (good, elsewhere, locked) = (image("good")?, image("elsewhere")?, image("locked")?);
-    let job = |name, image: &str| cluster.pull_job(name, image).on(["edge-1"]).limits(60, 3);
+    let job = |name, image: &str| cluster.pull_job(name, image).on_nodes(["edge-1"]).limits(60, 3);
 
     // The secret is looked up in the namespace of the job; that of the other job has no such secret.
     let there = job("private", &good).in_namespace("team").secrets(&["registry"]).apply().await?;
@@ -187,18 +187,19 @@ async fn a_jobs_secrets_share_its_namespace() -> Result<()> {
     assert_eq!(named, [("team", "registry")]);
     let missing = job("private", &elsewhere).in_namespace("other").secrets(&["registry"]).apply().await?;
     assert_eq!(missing.completes().await?.failed_nodes, ["edge-1"]);
-    let failed = node_image.image(&elsewhere).fails().await?;
+    let failed = node_image.referenced_tag(&elsewhere).fails().await?;
     ensure!(failed.message.contains("other/registry"), "{failed:?}");
 
     // A wrong password is not retried.
     let wrong = job("locked", &locked).in_namespace("team").secrets(&["wrong"]).apply().await?;
     assert_eq!(wrong.completes().await?.failed, 1);
-    let failed = node_image.image(&locked).fails().await?;
+    let failed = node_image.referenced_tag(&locked).fails().await?;
     ensure!(failed.message.contains("401") && !failed.message.contains(CANARY), "{failed:?}");
-    let asked = registry.requests().of("team/locked").filter(|request| request.status == 401).len();
+    let asked =
+        registry.requests().for_repository("team/locked").filter(|request| request.status == 401).len();
     ensure!(asked <= 6, "{asked} requests");
     // An anonymous pull is refused by this registry.
-    assert_eq!(registry.requests().of("team/good").users(), BTreeSet::from(["alice"]));
+    assert_eq!(registry.requests().for_repository("team/good").users(), BTreeSet::from(["alice"]));
     assert_eq!(secrets().await?, before, "secrets were copied, or changed");
     Ok(())
 }
@@ -209,9 +210,9 @@ async fn an_unknown_image_is_not_retried() -> Result<()> {
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let good = registry.seed(&Image::small("good")?, "team/good:v1")?;
     let bad = registry.image("team/good:v2");
-    let good_job = stage.cluster.pull_job("good", &good).on(["edge-1"]).apply().await?;
+    let good_job = stage.cluster.pull_job("good", &good).on_nodes(["edge-1"]).apply().await?;
     assert_eq!(good_job.completes().await?.succeeded, 1);
-    let bad_job = stage.cluster.pull_job("bad", &bad).on(["edge-1"]).limits(60, 3).apply().await?;
+    let bad_job = stage.cluster.pull_job("bad", &bad).on_nodes(["edge-1"]).limits(60, 3).apply().await?;
     let status = bad_job.completes().await?;
     assert_eq!((status.failed, status.failed_nodes.as_slice()), (1, &["edge-1".to_owned()][..]));
     let asked = registry.requests().filter(|request| request.path.ends_with("/manifests/v2")).len();
@@ -219,11 +220,11 @@ async fn an_unknown_image_is_not_retried() -> Result<()> {
     ensure!(asked <= 3, "{asked} requests for {bad}");
 
     let node_image = stage.cluster.node_image("edge-1");
-    let (kind, note) = node_image.event("PullImageSucceed").await?;
+    let (kind, note) = node_image.wait_for_event("PullImageSucceed").await?;
     ensure!(kind == "Normal" && note.contains(&good), "{kind} {note}");
-    let (kind, note) = node_image.event("PullImageFailed").await?;
+    let (kind, note) = node_image.wait_for_event("PullImageFailed").await?;
     ensure!(kind == "Warning" && note.contains(&bad) && note.contains("not found"), "{kind} {note}");
-    let (kind, note) = bad_job.event("PullImageFailed").await?;
+    let (kind, note) = bad_job.wait_for_event("PullImageFailed").await?;
     ensure!(kind == "Warning" && note.contains(&bad) && note.contains("edge-1"), "{kind} {note}");
     let described = stage.cluster.kubectl(&["describe", "imagepulljob", "bad"]).await?;
     ensure!(described.contains("PullImageFailed"), "{described}");
@@ -238,7 +239,7 @@ async fn digests_and_moved_tags_follow_the_policy() -> Result<()> {
     let (first, second) = (Image::small("first")?, Image::multi_arch("second")?);
     let tagged = registry.seed(&first, "team/app:v1")?;
     let name = tagged.trim_end_matches(":v1");
-    let job = |job: &str, image: &str| stage.cluster.pull_job(job, image).on(["edge-1"]);
+    let job = |job: &str, image: &str| stage.cluster.pull_job(job, image).on_nodes(["edge-1"]);
 
     let digest = format!("{name}@{}", first.digest());
     assert_eq!(job("digest", &digest).completes().await?.succeeded, 1);
@@ -269,14 +270,14 @@ async fn a_job_without_end_follows_new_nodes() -> Result<()> {
             job.status.as_ref().is_some_and(|s| (s.desired, s.succeeded, s.active) == (nodes, nodes, 0))
         }
     };
-    job.until("is through", through(1)).await?;
+    job.until_met("is through", through(1)).await?;
     stage.cluster.edge_nodes(&["edge-2"]).await?;
     let second = EdgeNode::start(&stage.cluster, &stage.cloud, "edge-2").await?;
-    let now = job.until("is through with the new one", through(2)).await?;
+    let now = job.until_met("is through with the new one", through(2)).await?;
     ensure!(second.has_image(&reference).await?);
     let status = now.status.unwrap_or_default();
     assert_eq!((status.completion_time, status.message.as_str()), (None, "job is running, progress 100.0%"));
-    let tag = stage.cluster.node_image("edge-2").image(&reference).succeeds().await?;
+    let tag = stage.cluster.node_image("edge-2").referenced_tag(&reference).succeeds().await?;
     assert_eq!(tag.version, 0, "once a day");
     Ok(())
 }
@@ -284,14 +285,14 @@ async fn a_job_without_end_follows_new_nodes() -> Result<()> {
 #[tokio::test]
 async fn a_changed_policy_reaches_the_nodes() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("deleted", &[LARGE])?;
-    let node = site.node("edge-1").await?.await?;
+    let (_, reference) = site.seed_image("deleted", &[LARGE])?;
+    let node = site.add_node("edge-1").await?.await?;
     site.link.throttle(Some(2 * MIB));
-    let job = site.pull_job("deleted", &reference).on(["edge-1"]).limits(300, 1).apply().await?;
-    let tag = site.cluster.node_image("edge-1").image(&reference);
+    let job = site.pull_job("deleted", &reference).on_nodes(["edge-1"]).limits(300, 1).apply().await?;
+    let tag = site.cluster.node_image("edge-1").referenced_tag(&reference);
     node.accepts_a_task().await?;
     job.patch_spec(json!({"pullPolicy": {"timeoutSeconds": 200}})).await?;
-    tag.until("has the new limit", |spec, _| {
+    tag.until_met("has the new limit", |spec, _| {
         let limits = spec.and_then(|spec| spec.pull_policy.as_ref());
         limits.is_some_and(|limits| limits.timeout_seconds == Some(200))
     })
@@ -302,6 +303,6 @@ async fn a_changed_policy_reaches_the_nodes() -> Result<()> {
     node.forgets_all_tasks().await?;
     ensure!(!node.has_image(&reference).await?, "it was pulled to the end");
     site.link.throttle(None);
-    assert_eq!(site.pull_job("another", &reference).on(["edge-1"]).completes().await?.succeeded, 1);
+    assert_eq!(site.pull_job("another", &reference).on_nodes(["edge-1"]).completes().await?.succeeded, 1);
     Ok(())
 }

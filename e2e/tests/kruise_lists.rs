@@ -14,7 +14,7 @@ async fn a_list_has_a_child_per_image() -> Result<()> {
     let list = stage
         .cluster
         .list_job("release", [&good, &bad])
-        .on(["edge-1", "edge-2"])
+        .on_nodes(["edge-1", "edge-2"])
         .parallelism(2)
         .limits(30, 0)
         .deadline(60)
@@ -100,7 +100,7 @@ async fn parallelism_spans_the_images_of_a_list() -> Result<()> {
     assert_eq!((status.desired, status.succeeded), (4, 4), "{status:?}");
     assert_eq!(fleet.pulls(), 4 * u64::try_from(EDGES)?);
     assert_eq!(fleet.pulled_twice(), 0);
-    assert_eq!(at_work.most(), 3, "nodes at the same time");
+    assert_eq!(at_work.most_nodes(), 3, "nodes at the same time");
     ensure!(fleet.most_at_once() <= 3, "{}", fleet.most_at_once());
     fleet.stop().await;
     Ok(())
@@ -118,11 +118,11 @@ async fn changes_of_the_list_reach_its_children() -> Result<()> {
             list.status.as_ref().is_some_and(|s| (s.desired, s.succeeded) == (wanted, wanted))
         }
     };
-    list.until("has both", both(2)).await?;
+    list.until_met("has both", both(2)).await?;
     let before = list.children().await?;
 
     list.patch_spec(json!({"images": [image("v2"), image("v3"), image("v4")]})).await?;
-    let now = list.until("has all three", both(3)).await?;
+    let now = list.until_met("has all three", both(3)).await?;
     ensure!(now.status.is_some_and(|status| status.completion_time.is_none()), "it is never over");
     let after = list.children().await?;
     let images: Vec<_> = after.iter().map(|child| child.spec.image.clone()).collect();
@@ -131,7 +131,8 @@ async fn changes_of_the_list_reach_its_children() -> Result<()> {
     assert_eq!(fleet.pulls(), 2 * 4);
 
     // A deleted child is created again.
-    let child: PullJob = cluster.applied("default", after[2].metadata.name.as_deref().unwrap_or_default());
+    let child: KruisePullJob =
+        cluster.applied_job("default", after[2].metadata.name.as_deref().unwrap_or_default());
     child.delete().await?;
     prepull_e2e::cleanup::eventually("it is there again", SOON, async || {
         let children = list.children().await?;
@@ -156,9 +157,9 @@ async fn an_invalid_list_is_refused_with_its_reason() -> Result<()> {
     ] {
         match cluster.list_job(name, images).apply().await {
             Ok(list) => {
-                list.says(words).await?;
+                list.message_contains(words).await?;
                 assert_eq!(list.children().await?.len(), 0, "{name}");
-                let (kind, note) = list.event("Invalid").await?;
+                let (kind, note) = list.wait_for_event("Invalid").await?;
                 assert_eq!(kind, "Warning");
                 ensure!(note.contains(words), "{note}");
             }

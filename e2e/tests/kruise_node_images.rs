@@ -31,17 +31,17 @@ async fn a_node_image_follows_its_node() -> Result<()> {
     cluster.mark_ready("late", true).await?;
     let late = cluster.node_image("late");
     let expected = BTreeMap::from([(EDGE_LABEL.into(), String::new()), ("site".into(), "factory".into())]);
-    let made = late.until("has the labels of its Node", |object| labels(object) == expected).await?;
+    let made = late.until_met("has the labels of its Node", |object| labels(object) == expected).await?;
     assert_eq!(made.spec.images.len(), 0);
 
     // The NodeImage is kept while the Node is NotReady.
     cluster.mark_ready("late", false).await?;
     cluster.label_node("late", "site", Some("shop")).await?;
-    late.until("follows", |object| labels(object).get("site").is_some_and(|site| site == "shop")).await?;
+    late.until_met("follows", |object| labels(object).get("site").is_some_and(|site| site == "shop")).await?;
     cluster.label_node("late", "site", None).await?;
-    late.until("loses it", |object| !labels(object).contains_key("site")).await?;
+    late.until_met("loses it", |object| !labels(object).contains_key("site")).await?;
     late.patch(json!({"metadata": {"labels": {"mine": "too"}}})).await?;
-    late.until("has the labels of its Node", |object| !labels(object).contains_key("mine")).await?;
+    late.until_met("has the labels of its Node", |object| !labels(object).contains_key("mine")).await?;
 
     cluster.delete_node("late").await?;
     late.is_gone().await?;
@@ -50,7 +50,7 @@ async fn a_node_image_follows_its_node() -> Result<()> {
     cluster.node_image("witness").delete().await?;
     cluster
         .node_image("witness")
-        .until("is made again", |object| object.metadata.uid.as_ref() != Some(&before))
+        .until_met("is made again", |object| object.metadata.uid.as_ref() != Some(&before))
         .await?;
     cluster.create_node_image("nobody").await?.is_gone().await?;
     let table = cluster.kubectl(&["get", "nodeimages"]).await?;
@@ -89,9 +89,9 @@ fn tag(tag: &str, ttl: i32, version: i64, policy: &str) -> Value {
 #[tokio::test]
 async fn a_manual_tag_lasts_for_its_ttl() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (first, reference) = site.image("by-hand", &[MIB])?;
+    let (first, reference) = site.seed_image("by-hand", &[MIB])?;
     let (name, _) = name_and_tag(&reference);
-    let node = site.node("edge-1").await?.await?;
+    let node = site.add_node("edge-1").await?.await?;
     let node_image = site.cluster.node_image("edge-1");
     node_image.exists().await?;
     let (v1, v2) = (node_image.tag(name, "v1"), node_image.tag(name, "v2"));
@@ -107,7 +107,7 @@ async fn a_manual_tag_lasts_for_its_ttl() -> Result<()> {
     let failed = v2.fails().await?;
     ensure!(failed.message.contains("not found") && failed.image_id.is_none(), "{failed:?}");
     let counted = node_image
-        .until("is counted", |object| {
+        .until_met("is counted", |object| {
             object.status.as_ref().is_some_and(|s| (s.desired, s.succeeded, s.failed) == (2, 1, 1))
         })
         .await?;
@@ -119,8 +119,9 @@ async fn a_manual_tag_lasts_for_its_ttl() -> Result<()> {
     site.registry.seed(&second, "team/by-hand:v1")?;
     let again = tag("v1", 300, 1, "Always");
     node_image.patch_spec(images(name, &[again.clone(), two.clone()])).await?;
-    let (_, status) =
-        v1.until("is through again", |_, status| status.is_some_and(|status| status.has_ended(1))).await?;
+    let (_, status) = v1
+        .until_met("is through again", |_, status| status.is_some_and(|status| status.has_ended(1)))
+        .await?;
     assert_eq!(status.map(|status| status.phase), Some(PullPhase::Succeeded));
     assert_eq!(node.images().await?.get(&reference).map(String::as_str), Some(second.digest()));
     assert_eq!(v2.status().await?.map(|status| status.completion_time), Some(failed.completion_time));
@@ -142,9 +143,9 @@ async fn a_manual_tag_lasts_for_its_ttl() -> Result<()> {
 #[tokio::test]
 async fn removing_an_entry_stops_its_pull() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("progress", &[LARGE])?;
+    let (_, reference) = site.seed_image("progress", &[LARGE])?;
     let (name, _) = name_and_tag(&reference);
-    let node = site.node("edge-1").await?.await?;
+    let node = site.add_node("edge-1").await?.await?;
     site.link.throttle(Some(2 * MIB));
     let node_image = site.cluster.node_image("edge-1");
     node_image.exists().await?;
@@ -152,7 +153,7 @@ async fn removing_an_entry_stops_its_pull() -> Result<()> {
     let mut seen = Vec::new();
     node_image
         .tag(name, "v1")
-        .until("is beyond the half", |_, status| {
+        .until_met("is beyond the half", |_, status| {
             let progress = status.map_or(0, |status| status.progress);
             if seen.last() != Some(&progress) {
                 seen.push(progress);
@@ -176,9 +177,9 @@ async fn removing_an_entry_stops_its_pull() -> Result<()> {
 #[tokio::test]
 async fn an_invalid_entry_spares_the_others() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.image("right", &[MIB])?;
+    let (_, reference) = site.seed_image("right", &[MIB])?;
     let (name, _) = name_and_tag(&reference);
-    let _node = site.node("edge-1").await?.await?;
+    let _node = site.add_node("edge-1").await?.await?;
     let node_image = site.cluster.node_image("edge-1");
     node_image.exists().await?;
     let mut spec = images(name, &[tag("v1", 300, 0, "IfNotPresent")]);
@@ -212,11 +213,11 @@ async fn an_invalid_entry_spares_the_others() -> Result<()> {
 #[tokio::test]
 async fn two_jobs_share_an_entry() -> Result<()> {
     let site = Site::with_kruise(&[]).await?;
-    let (image, reference) = site.image("shared", &[12 * MIB])?;
-    let node = site.node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("shared", &[12 * MIB])?;
+    let node = site.add_node("edge-1").await?.await?;
     site.link.throttle(Some(3 * MIB));
-    let first = site.pull_job("first", &reference).on(["edge-1"]).apply().await?;
-    let tag = site.cluster.node_image("edge-1").image(&reference);
+    let first = site.pull_job("first", &reference).on_nodes(["edge-1"]).apply().await?;
+    let tag = site.cluster.node_image("edge-1").referenced_tag(&reference);
     let before = tag.is_requested().await?;
     assert_eq!(before.owner_references.len(), 1);
     let owner = &before.owner_references[0];
@@ -226,9 +227,9 @@ async fn two_jobs_share_an_entry() -> Result<()> {
     node.accepts_a_task().await?;
 
     // A second job joins while the tag is being pulled.
-    let second = site.pull_job("second", &reference).on(["edge-1"]).apply().await?;
+    let second = site.pull_job("second", &reference).on_nodes(["edge-1"]).apply().await?;
     let (spec, _) = tag
-        .until("has two owners", |spec, _| spec.is_some_and(|spec| spec.owner_references.len() == 2))
+        .until_met("has two owners", |spec, _| spec.is_some_and(|spec| spec.owner_references.len() == 2))
         .await?;
     ensure!(spec.is_some_and(|spec| spec.version > before.version), "the version rises");
     for job in [&first, &second] {
@@ -240,7 +241,7 @@ async fn two_jobs_share_an_entry() -> Result<()> {
 
     // A third job joins when the image is on the node.
     site.link.throttle(None);
-    let third = site.pull_job("third", &reference).on(["edge-1"]).apply().await?;
+    let third = site.pull_job("third", &reference).on_nodes(["edge-1"]).apply().await?;
     assert_eq!(third.completes().await?.succeeded, 1);
     ensure!(tag.succeeds().await?.version > done.version);
     for blob in image.blobs() {

@@ -60,10 +60,10 @@ async fn an_invalid_job_is_refused_in_kruises_words() -> Result<()> {
         }
         match cluster.apply_yaml::<ImagePullJob>(&job.to_string()).await {
             Ok(job) => {
-                job.says(words).await?;
+                job.message_contains(words).await?;
                 let status = job.status().await?;
                 assert_eq!((status.desired, status.completion_time), (0, None), "{name}");
-                let (kind, note) = job.event("Invalid").await?;
+                let (kind, note) = job.wait_for_event("Invalid").await?;
                 ensure!(kind == "Warning" && note.contains(words), "{kind} {note}");
             }
             // Since Kubernetes 1.25, the API server refuses some of them.
@@ -87,7 +87,7 @@ async fn the_secrets_of_a_job_are_immutable() -> Result<()> {
     let reference = registry.seed(&Image::small("secrets")?, "team/secrets:v1")?;
     stage.cluster.registry_secret("default", "right", &[registry.login("alice")?]).await?;
     let job = stage.cluster.pull_job("secrets", &reference).secrets(&["right"]).never_ends().apply().await?;
-    job.until("is through", |job| job.status.as_ref().is_some_and(|s| s.succeeded == 1)).await?;
+    job.until_met("is through", |job| job.status.as_ref().is_some_and(|s| s.succeeded == 1)).await?;
     match job.patch_spec(json!({"pullSecrets": ["other"]})).await {
         // Only a CEL rule can refuse this, since only the API server knows the previous value.
         Ok(_) => {
@@ -105,7 +105,7 @@ async fn an_unreadable_object_harms_no_other() -> Result<()> {
     let cluster = Cluster::for_changes().await?; // its definitions are changed
     cluster.install_kruise().await?;
     let cloud = Cloud::with_kruise(&cluster).await?;
-    let stage = Stage::around(cluster, cloud, &["edge-1", "edge-2"]).await?;
+    let stage = Stage::from_parts(cluster, cloud, &["edge-1", "edge-2"]).await?;
     let cluster = &stage.cluster;
     let reference = registry.seed(&Image::small("readable")?, "team/readable:v1")?;
     cluster.node_image("edge-2").exists().await?;
@@ -128,7 +128,7 @@ async fn an_unreadable_object_harms_no_other() -> Result<()> {
     cluster.apply(&odd("ImageListPullJob", "odd", json!({"images": "all"})).to_string()).await?;
     cluster.apply(&odd("NodeImage", "edge-2", json!({"images": {"nginx": "latest"}})).to_string()).await?;
 
-    let job = cluster.pull_job("readable", &reference).on(["edge-1"]).apply().await?;
+    let job = cluster.pull_job("readable", &reference).on_nodes(["edge-1"]).apply().await?;
     assert_eq!(job.completes().await?.succeeded, 1);
     for kind in ["imagepulljob", "imagelistpulljob"] {
         prepull_e2e::cleanup::eventually("it says that it cannot be read", SOON, async || {
@@ -141,7 +141,7 @@ async fn an_unreadable_object_harms_no_other() -> Result<()> {
     // A valid object replaces it.
     let repaired = json!({"spec": {"images": null}});
     cluster.kubectl(&["patch", "nodeimage", "edge-2", "--type=merge", "-p", &repaired.to_string()]).await?;
-    let job = cluster.pull_job("repaired", &reference).on(["edge-2"]).apply().await?;
+    let job = cluster.pull_job("repaired", &reference).on_nodes(["edge-2"]).apply().await?;
     assert_eq!(job.completes().await?.succeeded, 1);
     Ok(())
 }
@@ -162,7 +162,7 @@ async fn the_api_is_disabled_by_default() -> Result<()> {
     // With the API enabled, the job is processed.
     let _cloud = Cloud::with_kruise(&cluster).named("switched-on").await?;
     cluster.node_image("edge-1").exists().await?;
-    job.until("has begun", |job| job.status.as_ref().is_some_and(|status| status.desired == 1)).await?;
+    job.until_met("has begun", |job| job.status.as_ref().is_some_and(|status| status.desired == 1)).await?;
     Ok(())
 }
 
@@ -267,8 +267,8 @@ async fn kubectl_explains_fields_and_accepts_samples() -> Result<()> {
         let (name, namespace) = (name.as_str().unwrap_or_default(), namespace.as_str().unwrap_or_default());
         if job["kind"] == "ImagePullJob" {
             // The cluster has no nodes; a message with this prefix shows that the job is accepted.
-            let job: PullJob = cluster.applied(namespace, name);
-            job.says("job ").await.context(name.to_owned())?;
+            let job: KruisePullJob = cluster.applied_job(namespace, name);
+            job.message_contains("job ").await.context(name.to_owned())?;
         }
     }
     for path in ["imagepulljob.spec", "imagelistpulljob.spec", "nodeimage.spec.images"] {

@@ -6,7 +6,7 @@ use prepull_e2e::cleanup::eventually;
 use prepull_e2e::kruise::manual::{
     EDIT, EDITED, EMPTY_NODE_IMAGE, FAQ, JOB, JOB_IN_ENGLISH, LIST, PATCH, POLICY, READ, SANDBOX, SECRETS,
 };
-use prepull_e2e::kruise::{Object, PullJobKind};
+use prepull_e2e::kruise::{KruiseObject, PullJobKind};
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ const NGINX: &str = "docker.io/library/nginx:1.9.1";
 
 /// Starts a registry for docker.io, with the images of the manual.
 async fn hub() -> Result<Registry> {
-    let hub = Registry::start().named("docker.io").await?;
+    let hub = Registry::start().with_host("docker.io").await?;
     for image in ["nginx:1.9.1", "busybox:1.29.2", "ubuntu:latest"] {
         hub.seed(&Image::small(image)?, &format!("library/{image}"))?;
     }
@@ -26,7 +26,7 @@ async fn hub() -> Result<Registry> {
 async fn stage() -> Result<Stage> {
     let stage = Stage::with_kruise(&["node-1", "node-2"]).await?;
     stage.cluster.label_node("node-2", "node-type", Some("xxx")).await?;
-    stage.cluster.node_image("node-2").until("has the label", labelled).await?;
+    stage.cluster.node_image("node-2").until_met("has the label", labelled).await?;
     Ok(stage)
 }
 
@@ -44,8 +44,8 @@ fn without(text: &str, part: &str) -> String {
 async fn is_refused<K: PullJobKind>(cluster: &Cluster, name: &str, yaml: &str, words: &str) -> Result<()> {
     match cluster.kubectl_apply(yaml).await {
         Ok(_) => {
-            let job: Object<K> = cluster.applied("default", name);
-            job.says(words).await?;
+            let job: KruiseObject<K> = cluster.applied_job("default", name);
+            job.message_contains(words).await?;
             ensure!(job.get().await?.ended().is_none(), "it is over");
         }
         Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
@@ -57,7 +57,7 @@ async fn is_refused<K: PullJobKind>(cluster: &Cluster, name: &str, yaml: &str, w
 async fn names_and_labels_exclude_each_other() -> Result<()> {
     let _hub = hub().await?;
     let stage = stage().await?;
-    let job: PullJob = stage.cluster.applied("default", "job-with-always");
+    let job: KruisePullJob = stage.cluster.applied_job("default", "job-with-always");
     let (names, labels) =
         ("    names:\n    - node-1\n    - node-2\n", "    matchLabels:\n      node-type: xxx\n");
     for (yaml, other, nodes) in
@@ -91,9 +91,9 @@ async fn names_and_labels_exclude_each_other() -> Result<()> {
 async fn pod_selectors_of_the_manuals_work() -> Result<()> {
     let _hub = hub().await?;
     let stage = stage().await?;
-    stage.cluster.pod("default", "app", "node-2", &[("pod-label", "xxx")]).await?;
-    stage.cluster.pod("default", "other", "node-1", &[("pod-label", "yyy")]).await?;
-    let job: PullJob = stage.cluster.applied("default", "job-with-always");
+    stage.cluster.create_pod("default", "app", "node-2", &[("pod-label", "xxx")]).await?;
+    stage.cluster.create_pod("default", "other", "node-1", &[("pod-label", "yyy")]).await?;
+    let job: KruisePullJob = stage.cluster.applied_job("default", "job-with-always");
     let selector = "    names:\n    - node-1\n    - node-2\n    matchLabels:\n      node-type: xxx\n";
     let comment = |yaml: &str, mark: &str, by: &str| {
         let lines = yaml.lines().map(|line| {
@@ -140,7 +140,7 @@ async fn a_list_runs_with_one_selector() -> Result<()> {
     refused(&without(LIST, labels), "...").await?;
 
     stage.cluster.kubectl_apply(&without(&without_dots, labels)).await?;
-    let list: ListJob = stage.cluster.applied("default", "job-with-always");
+    let list: KruiseListJob = stage.cluster.applied_job("default", "job-with-always");
     let status = list.completes().await?;
     let counts = (status.desired, status.active, status.completed, status.succeeded);
     assert_eq!(counts, (2, 0, 2, 2), "{status:?}");
@@ -178,13 +178,13 @@ fn with_fragment(name: &str, fragment: &str) -> Result<String> {
 
 #[tokio::test]
 async fn secrets_are_named_by_the_manual() -> Result<()> {
-    let hub = Registry::start().named("docker.io").user("me", &password("me")).await?;
+    let hub = Registry::start().with_host("docker.io").user("me", &password("me")).await?;
     hub.seed(&Image::small("nginx:1.9.1")?, "library/nginx:1.9.1")?;
     let stage = Stage::with_kruise(&["node-1"]).await?;
     let other = ("registry.example", "me", &*password("other"));
     stage.cluster.registry_secret("default", "secret-name1", &[other]).await?;
     stage.cluster.registry_secret("default", "secret-name2", &[hub.login("me")?]).await?;
-    let job: PullJob = stage.cluster.apply_yaml(&with_fragment("private", SECRETS)?).await?;
+    let job: KruisePullJob = stage.cluster.apply_yaml(&with_fragment("private", SECRETS)?).await?;
     let status = job.completes().await?;
     assert_eq!((status.succeeded, status.failed), (1, 0), "{status:?}");
     ensure!(stage.edge("node-1")?.has_image(NGINX).await?);
@@ -200,7 +200,7 @@ async fn sandbox_metadata_reaches_the_runtime() -> Result<()> {
     let node = EdgeNode::start(&cluster, &cloud, "node-1").eavesdropped().await?;
     // A job takes the nodes that are there when it begins.
     cluster.node_image("node-1").exists().await?;
-    let job: PullJob = cluster.apply_yaml(&with_fragment("metadata", SANDBOX)?).await?;
+    let job: KruisePullJob = cluster.apply_yaml(&with_fragment("metadata", SANDBOX)?).await?;
     assert_eq!(job.completes().await?.succeeded, 1);
     for said in
         ["io.kubernetes.image.metrics.tags", "cluster=cn-shanghai", "io.kubernetes.image.app", "nginx:1.9.1"]
@@ -215,14 +215,16 @@ async fn sandbox_metadata_reaches_the_runtime() -> Result<()> {
 async fn both_image_pull_policies_work() -> Result<()> {
     let hub = hub().await?;
     let stage = Stage::with_kruise(&["node-1"]).await?;
-    let asked = || hub.requests().of("library/nginx").filter(|r| r.is_manifest() && r.status == 200).len();
+    let asked = || {
+        hub.requests().for_repository("library/nginx").filter(|r| r.is_manifest() && r.status == 200).len()
+    };
     let node = stage.edge("node-1")?;
     let (first, second) = (Image::small("nginx:1.9.1")?, Image::small("nginx, rebuilt")?);
     for (policy, other, digest) in
         [("IfNotPresent", "Always | ", first.digest()), ("Always", " | IfNotPresent", second.digest())]
     {
         let yaml = with_fragment(&policy.to_lowercase(), &without(POLICY, other))?;
-        let job: PullJob = stage.cluster.apply_yaml(&yaml).await?;
+        let job: KruisePullJob = stage.cluster.apply_yaml(&yaml).await?;
         job.completes().await?;
         if policy == "IfNotPresent" {
             // The tag moves, and a node that has the image does not ask the registry.
@@ -265,13 +267,13 @@ fn shows(found: &Value, manual: &Value, path: &str) -> Result<()> {
 #[tokio::test]
 async fn the_faqs_steps_explain_a_failure() -> Result<()> {
     // The registry has no such image.
-    let _hub = Registry::start().named("docker.io").await?;
+    let _hub = Registry::start().with_host("docker.io").await?;
     let nodes = ["cn-hangzhou.x.125", "cn-hangzhou.x.126", "cn-hangzhou.x.127", "cn-hangzhou.x.128"];
     let stage = Stage::with_kruise(&nodes).await?;
     let line = JOB.lines().find(|line| line.starts_with("  selector:")).context("no selector")?;
     let selector = "    names:\n    - node-1\n    - node-2\n    matchLabels:\n      node-type: xxx\n";
     stage.cluster.kubectl_apply(&without(JOB, &format!("{line}\n{selector}"))).await?;
-    let job: PullJob = stage.cluster.applied("default", "job-with-always");
+    let job: KruisePullJob = stage.cluster.applied_job("default", "job-with-always");
     let status = job.completes().await?;
     assert_eq!((status.succeeded, status.failed), (0, 4), "{status:?}");
 
@@ -325,7 +327,7 @@ async fn a_node_image_is_edited_by_the_manual() -> Result<()> {
     .await?;
 
     let tag = node_image.tag("ubuntu", "latest");
-    cluster.edit(EDIT, "spec: {}", EDITED).await?;
+    cluster.kubectl_edit(EDIT, "spec: {}", EDITED).await?;
     let status = tag.succeeds().await?;
     ensure!(edge.has_image("docker.io/library/ubuntu:latest").await?);
     assert_eq!((status.progress, status.tag.as_str()), (100, "latest"), "{status:?}");

@@ -34,17 +34,17 @@ fn record(kubelet: &Path, image: &Image, repositories: &[&str]) -> Result<()> {
 async fn jobs_show_the_kubelets_requests() -> Result<()> {
     let mut site = Site::start().await?;
     let kubelet = site.cluster.place().new_dir("kubelet")?;
-    let (moved, of_moved) = site.image("moved", &[MIB])?;
-    let (broken, of_broken) = site.image("broken", &[MIB])?;
-    let (known, of_known) = site.image("known", &[MIB])?;
-    let (_, of_new) = site.image("new", &[MIB])?;
+    let (moved, of_moved) = site.seed_image("moved", &[MIB])?;
+    let (broken, of_broken) = site.seed_image("broken", &[MIB])?;
+    let (known, of_known) = site.seed_image("known", &[MIB])?;
+    let (_, of_new) = site.seed_image("new", &[MIB])?;
     let repository = of_known.rsplit_once(':').context("no tag")?.0.to_owned();
     record(&kubelet, &moved, &["mirror.example/team/moved"])?;
     record(&kubelet, &broken, &[])?;
     record(&kubelet, &known, &["mirror.example/team/known", &repository])?;
 
     let dir = kubelet.to_string_lossy().into_owned();
-    let _first = site.node("edge-1").await?.args(&["--kubelet-dir", &dir]).await?;
+    let _first = site.add_node("edge-1").await?.args(&["--kubelet-dir", &dir]).await?;
     site.cluster.edge_nodes(&["edge-2"]).await?;
     let images = [&of_moved, &of_broken, &of_known, &of_new];
     let expected = [

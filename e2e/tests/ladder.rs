@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use prepull_e2e::network::Wire;
+use prepull_e2e::network::EdgeWire;
 use prepull_e2e::network::profiles::{
     ASYMMETRIC, BLACK_HOLE, BLACK_HOLE_NO_PROBING, BURSTS, FLAPPING, GUEST_WIFI, IPV6_ONLY, JITTER, KBITS_64,
     LTE_CELL_EDGE, Profile, SATELLITE,
@@ -36,7 +36,7 @@ struct Rung {
     node: EdgeNode,
     reference: String,
     portal: Proxy,
-    _wire: Wire,
+    _wire: EdgeWire,
 }
 
 impl Rung {
@@ -45,13 +45,13 @@ impl Rung {
         let name = format!("edge-{number}");
         let image = Image::of_layers(&name, &[size / 4, size - size / 4])?;
         let reference = registry.seed(&image, &format!("team/{name}:v1"))?;
-        let wire = Wire::new(&profile, SEED.wrapping_add(2 * number as u64)).await?;
-        let portal = Proxy::http(registry.addr())?;
+        let wire = EdgeWire::new(&profile, SEED.wrapping_add(2 * number as u64)).await?;
+        let portal = Proxy::for_http(registry.addr())?;
         portal.be_portal(profile.name == GUEST_WIFI.name);
-        let tunnel = wire.reach(cloud.tunnel_addr())?;
-        let start = EdgeNode::start(cluster, cloud, &name).behind(&wire, tunnel).without_agent();
+        let tunnel = wire.open_door(cloud.tunnel_addr())?;
+        let start = EdgeNode::start(cluster, cloud, &name).behind_wire(&wire, tunnel).without_agent();
         let mut node = start.await?;
-        registry.route_node(node.containerd(), wire.reach(portal.addr())?)?;
+        registry.route_node(node.containerd(), wire.open_door(portal.addr())?)?;
         node.restart_agent()?;
         Ok(Self { profile, node, reference, portal, _wire: wire })
     }
@@ -79,7 +79,7 @@ impl Rung {
 async fn an_image_arrives_over_each_link() -> Result<()> {
     let (cluster, registry) = tokio::try_join!(Cluster::start(), Registry::start().into_future())?;
     let mut cloud = Cloud::start(&cluster);
-    for address in Wire::far_addresses() {
+    for address in EdgeWire::far_addresses() {
         cloud = cloud.arg("--advertise").arg(&address);
     }
     let cloud = cloud.await?;

@@ -45,7 +45,7 @@ impl Pods {
         let labels = deployment.spec.template.metadata.and_then(|pod| pod.labels).context("no labels")?;
         let labels: Vec<_> = labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         for pod in ["a", "b"] {
-            cluster.pod(NAMESPACE, pod, "a-machine", &labels).await?;
+            cluster.create_pod(NAMESPACE, pod, "a-machine", &labels).await?;
         }
         let a = Cloud::start(&cluster).standby().in_pod("a").await?;
         a.leads(SOON).await?;

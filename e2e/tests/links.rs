@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
 use prepull_e2e::prelude::*;
-use prepull_e2e::proxy::Record;
+use prepull_e2e::proxy::ProxiedRequest;
 
 #[tokio::test]
 async fn a_returning_registry_is_retried_in_time() -> Result<()> {
     let mut site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("comes-back", &[MIB])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("comes-back", &[MIB])?;
     site.registry.stop()?;
 
     let job = site.job("comes-back").images([&reference]).on(["edge-1"]).retries(5).apply().await?;
@@ -37,14 +37,14 @@ async fn a_returning_registry_is_retried_in_time() -> Result<()> {
 #[tokio::test]
 async fn a_busy_or_broken_registry_is_retried() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
+    let node = site.add_node("edge-1").await?.await?;
     // containerd itself retries a 429, and some releases a 500 as well, each with its own number of retries. So the
     // registry fails until an attempt of the agent has ended.
     for (name, path, answer, code) in [
         ("busy", "/manifests/", 429, FailureCode::RateLimited),
         ("broken", "/blobs/", 500, FailureCode::RegistryError),
     ] {
-        let (_, reference) = site.image(name, &[MIB])?;
+        let (_, reference) = site.seed_image(name, &[MIB])?;
         site.link.fail_next_on(path, 1000, answer);
         let job = site.job(name).images([&reference]).on(["edge-1"]).retries(5).apply().await?;
         job.until("a try has failed, and it goes on", |status| {
@@ -64,9 +64,9 @@ async fn a_busy_or_broken_registry_is_retried() -> Result<()> {
 #[tokio::test]
 async fn a_lasting_failure_names_reason_and_tries() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let (_, broken) = site.image("broken", &[MIB])?;
-    let (_, fine) = site.image("fine", &[MIB])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (_, broken) = site.seed_image("broken", &[MIB])?;
+    let (_, fine) = site.seed_image("fine", &[MIB])?;
     let missing = site.registry.image("team/fine:v2");
     site.link.fail_next_on("/broken/manifests/", 1000, 503);
 
@@ -106,8 +106,8 @@ async fn a_lasting_failure_names_reason_and_tries() -> Result<()> {
 async fn a_cut_layer_resumes() -> Result<()> {
     const SIZE: u64 = 64 * MIB;
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("large", &[SIZE])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("large", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
     site.link.throttle(Some(24 * MIB));
 
@@ -122,14 +122,14 @@ async fn a_cut_layer_resumes() -> Result<()> {
     })
     .await?;
     site.link.throttle(None);
-    site.link.accept()?;
+    site.link.accept_again()?;
 
     let status = job.completes().await?;
     let of_image = status.image("edge-1", &reference).context("no image")?;
     ensure!(of_image.attempts >= 2, "{of_image:?}");
     let bytes = of_image.bytes.context("containerd can tell")?;
     assert_eq!((bytes.done, bytes.total), (image.size(), image.size()));
-    let records: Vec<Record> =
+    let records: Vec<ProxiedRequest> =
         site.link.records().into_iter().filter(|record| record.path.ends_with(layer.as_str())).collect();
     let resumed = records.last().context("no request")?;
     ensure!(resumed.range.is_some() && resumed.status == 206, "no range was asked for: {records:#?}");
@@ -142,9 +142,9 @@ async fn a_cut_layer_resumes() -> Result<()> {
 #[tokio::test]
 async fn a_silent_tunnel_ends_on_both_sides() -> Result<()> {
     let site = Site::with_cloud_args(&["--heartbeat", "1s"]).await?;
-    let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
-    let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
-    let (image, reference) = site.image("silent-tunnel", &[4 * MIB])?;
+    let tunnel = Proxy::for_tcp(site.cloud.tunnel_addr())?;
+    let node = site.add_node("edge-1").await?.tunnel_through(&tunnel).await?;
+    let (image, reference) = site.seed_image("silent-tunnel", &[4 * MIB])?;
     site.link.throttle(Some(2 * MIB));
     let job = site.job("pulls").images([&reference]).on(["edge-1"]).apply().await?;
     site.link_carries(MIB).await?;

@@ -175,9 +175,9 @@ impl Helps {
         if let Some(help) = self.0.get(&key) {
             return Ok(help.clone());
         }
-        let mut process = Command::new(parts::program(command[0])?);
+        let mut process = Command::new(parts::program_path(command[0])?);
         process.args(&command[1..]).arg("--help");
-        let help = parts::output(process).await?;
+        let help = parts::run_command(process).await?;
         self.0.insert(key, help.clone());
         Ok(help)
     }

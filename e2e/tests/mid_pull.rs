@@ -24,9 +24,9 @@ impl<J> MidPull<J> {
         name: &str,
         apply: impl AsyncFnOnce(&Site, &str) -> Result<J>,
     ) -> Result<Self> {
-        let tunnel = Proxy::tcp(site.cloud.tunnel_addr())?;
-        let node = site.node("edge-1").await?.tunnel_through(&tunnel).await?;
-        let (image, reference) = site.image(name, &[SMALL, LARGE])?;
+        let tunnel = Proxy::for_tcp(site.cloud.tunnel_addr())?;
+        let node = site.add_node("edge-1").await?.tunnel_through(&tunnel).await?;
+        let (image, reference) = site.seed_image(name, &[SMALL, LARGE])?;
         site.link.throttle(SLOW);
         let job = apply(&site, &reference).await?;
         site.link_carries(LARGE / 3).await?;

@@ -25,7 +25,7 @@ fn lint(programs: &std::path::Path, metrics: &str) -> Result<String> {
 async fn the_alerts_fire_only_when_needed() -> Result<()> {
     let mut command = Command::new(programs().await?.join("promtool"));
     command.args(["test", "rules", "alerts-test.yaml"]).current_dir(workspace().join(MONITORING));
-    let said = parts::output(command).await?;
+    let said = parts::run_command(command).await?;
     ensure!(said.contains("SUCCESS"), "{said}");
     // Each alert must fire in one test, and stay silent in another.
     let read = |file: &str| std::fs::read_to_string(workspace().join(MONITORING).join(file));
@@ -148,7 +148,7 @@ async fn the_scrape_configuration_is_sound() -> Result<()> {
     std::fs::write(&file, config.to_string())?;
     let mut command = Command::new(programs().await?.join("promtool"));
     command.args(["check", "config"]).arg(&file);
-    let said = parts::output(command).await?;
+    let said = parts::run_command(command).await?;
     ensure!(said.contains("rules found"), "{said}");
     Ok(())
 }

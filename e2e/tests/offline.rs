@@ -25,9 +25,10 @@ fn pod(name: &str, image: &str, secret: bool) -> Value {
 async fn pods_start_while_the_registry_is_off() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let cluster = kubernetes.cluster();
-    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), kubernetes.worker("edge-1"))?;
+    let (_server, mut edge) =
+        tokio::try_join!(kubernetes.add_worker("server-1"), kubernetes.add_worker("edge-1"))?;
     cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
-    let _installation = Installation::on(&kubernetes).await?;
+    let _installation = Installation::install_on(&kubernetes).await?;
 
     let mut shop = Registry::start().user("alice", &password("alice")).await?;
     edge.reaches(&shop)?;
@@ -189,11 +190,11 @@ async fn workloads_roll_out_from_prepulled_images() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let cluster = kubernetes.cluster();
     let edge = kubernetes.worker_with_disk("edge-1", 512 * MIB);
-    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), edge)?;
+    let (_server, mut edge) = tokio::try_join!(kubernetes.add_worker("server-1"), edge)?;
     cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
-    let installation = Installation::on(&kubernetes).await?;
+    let installation = Installation::install_on(&kubernetes).await?;
     let (registry, me) = (kubernetes.registry(), Person::new(cluster.kubeconfig()));
-    let fetched = || registry.requests().of("shop/web").blob_fetches().bytes();
+    let fetched = || registry.requests().for_repository("shop/web").blob_fetches().total_bytes();
 
     // A moving tag: its current image is pulled ahead, and the rollout downloads nothing.
     let (old, new) = (Image::small("web-old")?, Image::small("web-new")?);
@@ -230,7 +231,7 @@ async fn workloads_roll_out_from_prepulled_images() -> Result<()> {
     let pulling = pods::pod("at-once", "edge-1", &reference, None);
     let (job, ()) = tokio::try_join!(job.apply(), async { cluster.apply(&pulling.to_string()).await })?;
     job.completes().await?;
-    let bytes = registry.requests().of("shop/at-once").blob_fetches().bytes();
+    let bytes = registry.requests().for_repository("shop/at-once").blob_fetches().total_bytes();
     println!("{bytes} of {} bytes", large.size());
     assert!(bytes <= 2 * large.size() + MIB, "{bytes}");
     kubernetes.delete_pod("at-once").await?;

@@ -5,7 +5,7 @@ use kube::api::{Api, Patch, PatchParams};
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::parts::workspace;
 use prepull_e2e::prelude::*;
-use prepull_e2e::services::{self, pod, serve_by};
+use prepull_e2e::services::{self, make_pod, serve_by};
 use serde_json::json;
 
 /// The Service for edges.
@@ -35,7 +35,7 @@ async fn where_nobody_lists_edges_the_reason_is_named(
     jane.runs("nodes")
         .await?
         .is(1, &["there is no cloudcore-prepull in namespace prepull-system", "--system-namespace"])?;
-    services::apply(cluster, DOOR).await?;
+    services::apply_service(cluster, DOOR).await?;
     jane.runs("nodes").await?.is(1, &["is of an older version", "update both"])?;
     services::apply_edges(cluster).await?;
     jane.runs("nodes").await?.is(1, &["no cloudcore-prepull leads", "kubectl prepull check"])?;
@@ -105,7 +105,7 @@ async fn a_person_sees_edges_and_problems() -> Result<()> {
     // A separate disk: the free space of this machine must not matter.
     let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").disk(512 * MIB).await?;
     node.is_connected().await?;
-    pod(&cluster, "a", address).await?;
+    make_pod(&cluster, "a", address).await?;
     for service in [DOOR, prepull_api::edges::SERVICE] {
         serve_by(&cluster, service, "a", address, &cloud).await?;
     }

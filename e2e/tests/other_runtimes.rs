@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::config::Limits;
+use edgecore_prepull::config::CheckLimits;
 use edgecore_prepull::images::fetch::{FetchSettings, Fetching};
 use edgecore_prepull::images::puller::Puller;
 use edgecore_prepull::images::puller::cri::CriPuller;
@@ -21,7 +21,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::{
     ImageOutcome, ImageResult, ImageTask, JobUid, KeepCode, PullPolicy, Removal, RemovalOutcome, Task, TaskId,
 };
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use prepull_e2e::cleanup::Child;
 use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
@@ -47,24 +47,24 @@ fn image(reference: &str) -> ImageTask {
 }
 
 /// A key with these passwords, in this order.
-fn key(passwords: &[&str]) -> Key {
+fn key(passwords: &[&str]) -> PullKey {
     let credential = |password: &&str| RegistryCredential {
         username: Sensitive::new("user"),
         password: Sensitive::new(*password),
         ..RegistryCredential::default()
     };
-    Key::Credentials { credentials: passwords.iter().map(credential).collect() }
+    PullKey::Credentials { credentials: passwords.iter().map(credential).collect() }
 }
 
 /// Runs a task with these images, all concurrently, until it ends or `stop` does.
 async fn run_until(
     runtime: &StandIn,
     images: Vec<ImageTask>,
-    key: Key,
+    key: PullKey,
     stop: impl Future<Output = Result<()>>,
 ) -> Result<TaskEnd> {
     let parallel = NonZeroUsize::new(images.len()).context("no image")?;
-    let executor = Executor::new(Arc::new(puller(runtime)?), parallel, Limits::default());
+    let executor = Executor::new(Arc::new(puller(runtime)?), parallel, CheckLimits::default());
     let key = Arc::new(key);
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(120),
@@ -111,7 +111,7 @@ fn puller(runtime: &StandIn) -> Result<CriPuller> {
 }
 
 /// Runs a task with these images to its end.
-async fn run(runtime: &StandIn, images: Vec<ImageTask>, key: Key) -> Result<TaskEnd> {
+async fn run(runtime: &StandIn, images: Vec<ImageTask>, key: PullKey) -> Result<TaskEnd> {
     run_until(runtime, images, key, std::future::pending()).await
 }
 
@@ -136,7 +136,7 @@ fn failures_of(runtime: Runtime) -> impl Iterator<Item = &'static Failure> {
 async fn pull_each(
     runtime: &StandIn,
     failures: &[&'static Failure],
-    key: Key,
+    key: PullKey,
     acts: impl Fn(&Failure) -> Vec<Act>,
 ) -> Result<Vec<(&'static Failure, ImageResult)>> {
     for failure in failures {
@@ -173,7 +173,7 @@ async fn a_lasting_failure_names_its_cause() -> Result<()> {
         let runtime = StandIn::start(kind)?;
         let failures: Vec<_> = failures_of(kind).collect();
         let twice = |failure: &Failure| vec![Act::Fail(failure.code, failure.text()); 2];
-        for (failure, result) in pull_each(&runtime, &failures, Key::anonymous(), twice).await? {
+        for (failure, result) in pull_each(&runtime, &failures, PullKey::anonymous(), twice).await? {
             let found = (result.outcome, result.code);
             assert_eq!(found, (ImageOutcome::Failed, Some(failure.is)), "{kind:?}, {}", failure.case);
         }
@@ -212,7 +212,7 @@ async fn an_image_has_its_certain_facts_only() -> Result<()> {
         }
         let images = || of_kind().map(|success| image(success.reference)).collect::<Vec<_>>();
         for outcome in [ImageOutcome::Pulled, ImageOutcome::Present] {
-            let end = run(&runtime, images(), Key::anonymous()).await?;
+            let end = run(&runtime, images(), PullKey::anonymous()).await?;
             for (success, result) in of_kind().zip(&end.images) {
                 let reference = success.reference;
                 assert_eq!((result.outcome, result.bytes), (outcome, None), "{kind:?}, {reference}");
@@ -222,7 +222,7 @@ async fn an_image_has_its_certain_facts_only() -> Result<()> {
         }
         // A reference by digest gets that digest, whatever the runtime lists.
         let by_digest = format!("r.example/multi@{}", digest('c'));
-        let end = run(&runtime, vec![image(&by_digest)], Key::anonymous()).await?;
+        let end = run(&runtime, vec![image(&by_digest)], PullKey::anonymous()).await?;
         assert_eq!(end.images[0].digest, Some(digest('c')));
         ensure!(runtime.pulls().iter().all(|pull| !pull.has_lease), "only containerd has leases");
     }
@@ -237,7 +237,7 @@ async fn an_absent_dockerd_costs_no_try() -> Result<()> {
     let away = Act::Fail(Code::Unknown, away.to_owned());
     runtime.script(REFERENCE, [away.clone(), away]);
     let only_try = ImageTask { retries: 0, ..image(REFERENCE) };
-    let result = run(&runtime, vec![only_try], Key::anonymous()).await?.images.remove(0);
+    let result = run(&runtime, vec![only_try], PullKey::anonymous()).await?.images.remove(0);
     assert_eq!((result.outcome, result.attempts), (ImageOutcome::Pulled, 1), "{result:?}");
     assert_eq!(runtime.pulls().len(), 3);
     Ok(())
@@ -255,7 +255,7 @@ async fn a_stopped_pull_continues_only_in_docker() -> Result<()> {
             })
             .await
         };
-        let end = run_until(&runtime, vec![image(REFERENCE)], Key::anonymous(), is_pulling()).await?;
+        let end = run_until(&runtime, vec![image(REFERENCE)], PullKey::anonymous(), is_pulling()).await?;
         assert_eq!(end.images[0].outcome, ImageOutcome::Stopped, "{kind:?}");
         eventually("the runtime knows", SOON, async || {
             ensure!(runtime.pulls()[0].abandoned, "it does not: {:?}", runtime.pulls());
@@ -275,7 +275,7 @@ async fn a_stopped_pull_continues_only_in_docker() -> Result<()> {
                 (ImageOutcome::Present, 1)
             }
         };
-        let end = run(&runtime, vec![image(REFERENCE)], Key::anonymous()).await?;
+        let end = run(&runtime, vec![image(REFERENCE)], PullKey::anonymous()).await?;
         assert_eq!((end.images[0].outcome, runtime.pulls().len()), (outcome, pulls), "{kind:?}");
     }
     Ok(())
@@ -289,14 +289,14 @@ async fn a_silent_registry_ends_with_the_timeout() -> Result<()> {
         // Without bytes we can't distinguish a silent connection from a slow one; only the timeout ends it.
         let limited = ImageTask { timeout: Some(Duration::from_secs(1)), ..image(REFERENCE) };
         let only_try = ImageTask { retries: 0, ..limited.clone() };
-        let result = run(&runtime, vec![only_try], Key::anonymous()).await?.images.remove(0);
+        let result = run(&runtime, vec![only_try], PullKey::anonymous()).await?.images.remove(0);
         assert_eq!(
             (result.outcome, result.code),
             (ImageOutcome::Failed, Some(FailureCode::Timeout)),
             "{kind:?}"
         );
         assert_eq!(result.reason, "not pulled within timeoutSeconds (1s)", "{kind:?}");
-        let result = run(&runtime, vec![limited], Key::anonymous()).await?.images.remove(0);
+        let result = run(&runtime, vec![limited], PullKey::anonymous()).await?.images.remove(0);
         assert_eq!((result.outcome, result.attempts), (ImageOutcome::Pulled, 1), "{kind:?}");
         assert_eq!(runtime.pulls().len(), 2, "{kind:?}");
     }
@@ -337,7 +337,7 @@ async fn a_containerd_without_cri_is_skipped() -> Result<()> {
         script.extend(sockets.iter().map(|(usual, socket)| {
             format!("mkdir -p $(dirname {usual}) && ln -s {} {usual}", socket.display())
         }));
-        let program = parts::program("edgecore-prepull")?;
+        let program = parts::program_path("edgecore-prepull")?;
         script.push(format!("exec {} pull --retries 0 {REFERENCE}", program.display()));
         let mut command = tokio::process::Command::new("unshare");
         command
@@ -369,7 +369,7 @@ async fn removes(
     removal: Removal,
 ) -> Result<Vec<(RemovalOutcome, Option<KeepCode>, u64)>> {
     let puller = Fetching::over_cri(puller(runtime)?, FetchSettings::without_room_check());
-    let executor = Executor::new(Arc::new(puller), NonZeroUsize::MIN, Limits::default());
+    let executor = Executor::new(Arc::new(puller), NonZeroUsize::MIN, CheckLimits::default());
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(60),
         keys: Vec::new(),

@@ -7,7 +7,7 @@ use prepull_e2e::prelude::*;
 
 /// Users that were authenticated for a repository.
 fn users(registry: &Registry, repository: &str) -> BTreeSet<String> {
-    registry.requests().of(repository).users().into_iter().map(str::to_owned).collect()
+    registry.requests().for_repository(repository).users().into_iter().map(str::to_owned).collect()
 }
 
 fn only(user: &str) -> BTreeSet<String> {
@@ -18,7 +18,7 @@ fn only(user: &str) -> BTreeSet<String> {
 async fn a_group_pulls_from_its_own_registry() -> Result<()> {
     let central = Registry::start().user("central-user", &password("central")).await?;
     let hangzhou =
-        Registry::start().named("hangzhou.registry.io").user("hz-user", &password("hangzhou")).await?;
+        Registry::start().with_host("hangzhou.registry.io").user("hz-user", &password("hangzhou")).await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
     stage.cluster.label_node("edge-2", "region", Some("hangzhou")).await?;
     stage.cluster.registry_secret("default", "secret", &[central.login("central-user")?]).await?;
@@ -49,15 +49,19 @@ async fn a_group_pulls_from_its_own_registry() -> Result<()> {
     // Each registry served only the nodes of its group.
     for (registry, user) in [(&central, "central-user"), (&hangzhou, "hz-user")] {
         assert_eq!(users(registry, "shop/web"), only(user));
-        assert_eq!(registry.requests().of("shop/web").blob_fetches().len(), image.blobs().len(), "{user}");
+        assert_eq!(
+            registry.requests().for_repository("shop/web").blob_fetches().len(),
+            image.blobs().len(),
+            "{user}"
+        );
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn kubeedges_sample_works() -> Result<()> {
-    let harbor = Registry::start().named("harbor.docker.hub").user("jili", &password("jili")).await?;
-    let hangzhou = Registry::start().named("hangzhou.registry.io").user("hz", &password("hz")).await?;
+    let harbor = Registry::start().with_host("harbor.docker.hub").user("jili", &password("jili")).await?;
+    let hangzhou = Registry::start().with_host("hangzhou.registry.io").user("hz", &password("hz")).await?;
     let stage = Stage::with_edges(&["node1", "node2"]).await?;
     stage.cluster.label_node("node2", "labelexample", Some("")).await?;
     stage.cluster.registry_secret("default", "secret", &[harbor.login("jili")?]).await?;
@@ -85,7 +89,7 @@ async fn kubeedges_sample_works() -> Result<()> {
 #[tokio::test]
 async fn the_plan_predicts_the_rules() -> Result<()> {
     let private = Registry::start().user("alice", &password("alice")).await?;
-    let open = Registry::start().named("mirror.local").await?;
+    let open = Registry::start().with_host("mirror.local").await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
     stage.cluster.label_node("edge-2", "machine", Some("jetson")).await?;
     stage.cluster.registry_secret("default", "alice", &[private.login("alice")?]).await?;
@@ -170,7 +174,7 @@ async fn an_added_secret_is_tried_second() -> Result<()> {
 #[tokio::test]
 async fn the_plan_shows_each_nodes_downloads() -> Result<()> {
     let private = Registry::start().user("alice", &password("alice")).await?;
-    let open = Registry::start().named("mirror.local").await?;
+    let open = Registry::start().with_host("mirror.local").await?;
     let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
     let here = if std::env::consts::ARCH == "aarch64" { "arm64" } else { "amd64" };
     for node in ["edge-1", "edge-2"] {

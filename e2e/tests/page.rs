@@ -82,12 +82,12 @@ async fn stands_and_goes_on(browser: &Browser, job: &Job) -> Result<()> {
 #[tokio::test]
 async fn the_page_shows_and_controls_a_job() -> Result<()> {
     let site = Site::start().await?;
-    let (one, two) = (site.node("edge-1").await?, site.node("edge-2").await?);
+    let (one, two) = (site.add_node("edge-1").await?, site.add_node("edge-2").await?);
     let (_one, _two) = tokio::try_join!(one.into_future(), two.into_future())?;
     for (node, zone) in [("edge-1", "north"), ("edge-2", "south")] {
         site.cluster.label_node(node, "topology.kubernetes.io/zone", Some(zone)).await?;
     }
-    let (_, there) = site.image("there", &[MIB])?;
+    let (_, there) = site.seed_image("there", &[MIB])?;
     let missing = site.registry.image("team/late:v1");
     let nodes = ["edge-1", "edge-2"];
     let job =
@@ -141,7 +141,7 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
     .await?;
 
     // The image has arrived in the registry by now.
-    let (_, late) = site.image("late", &[MIB])?;
+    let (_, late) = site.seed_image("late", &[MIB])?;
     assert_eq!(late, missing);
     browser.click("Retry").await?;
     browser.says("2 successful of 2 nodes").await?;
@@ -150,7 +150,7 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
 
     // A longer job is suspended, resumed, and ended.
     site.link.throttle(Some(MIB / 4));
-    let (_, large) = site.image("large", &[16 * MIB])?;
+    let (_, large) = site.seed_image("large", &[16 * MIB])?;
     let long = site.job("long").images([&large]).on(nodes).concurrency(1).apply().await?;
     browser.click("Jobs").await?;
     browser.says("long").await?;
@@ -237,7 +237,7 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
         let mut command = Command::new("curl");
         command.args(["--silent", "--output", "/dev/null", "--write-out", "%{http_code}", "--max-time", "5"]);
         command.args(arguments);
-        anyhow::Ok(parts::output(command).await?.trim().to_owned())
+        anyhow::Ok(parts::run_command(command).await?.trim().to_owned())
     };
     let url = page.0.url();
     let (act, bare) = (format!("{url}act/seen/suspend"), url.rsplitn(3, '/').last().unwrap_or_default());
@@ -266,7 +266,7 @@ subjects: [{kind: User, name: jane, apiGroup: rbac.authorization.k8s.io}]
             "5",
             url,
         ]);
-        let said = parts::output(stranger).await?;
+        let said = parts::run_command(stranger).await?;
         ensure!(said.contains("for the user who started it"), "{said}");
     }
 

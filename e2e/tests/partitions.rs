@@ -28,11 +28,11 @@ impl Scene {
         let (site, network) = Site::in_network(&["--heartbeat", "1s"], edges).await?;
         let (mut nodes, mut cables) = (Vec::new(), Vec::new());
         for number in 1..=edges {
-            let cable = network.cable().await?;
-            nodes.push(site.node(&format!("edge-{number}")).await?.on(&cable).await?);
+            let cable = network.add_cable().await?;
+            nodes.push(site.add_node(&format!("edge-{number}")).await?.on_cable(&cable).await?);
             cables.push(cable);
         }
-        let (image, reference) = site.image("partitions", &[4 * MIB])?;
+        let (image, reference) = site.seed_image("partitions", &[4 * MIB])?;
         site.link.throttle(Some(2 * MIB));
         let scene = Self { nodes, cables, site, _network: network, image, reference };
         scene.has_sessions(edges.into()).await?;
@@ -134,17 +134,21 @@ async fn a_job_completes_over_a_lossy_link() -> Result<()> {
     const WAY: Duration = Duration::from_millis(150);
     // The default heartbeat, with which a session survives short losses.
     let (site, network) = Site::in_network(&[], 1).await?;
-    let cable = network.cable().await?;
+    let cable = network.add_cable().await?;
     // 30 % of the packets in each direction; 300 ms round trip.
     let (tunnel, _way) = cable.slow_way(site.cloud.tunnel_addr().port(), WAY)?;
-    cable.lose(0.3).await?;
-    let node = site.node("edge-1").await?.on(&cable).tunnel_at(tunnel).await?;
-    let (image, reference) = site.image("lossy", &[MIB])?;
+    cable.drop_randomly(0.3).await?;
+    let node = site.add_node("edge-1").await?.on_cable(&cable).tunnel_at(tunnel).await?;
+    let (image, reference) = site.seed_image("lossy", &[MIB])?;
     let job = site.job("lossy").images([&reference]).on(["edge-1"]).apply().await?;
     let status = job.completes().await?;
     assert_eq!((status.summary.successful, status.node("edge-1").map(|node| node.attempt)), (1, Some(1)));
     node.forgets_all_tasks().await?;
-    ensure!(cable.lost().await? >= 3, "hardly anything was lost: {}", cable.lost().await?);
+    ensure!(
+        cable.dropped_packets().await? >= 3,
+        "hardly anything was lost: {}",
+        cable.dropped_packets().await?
+    );
     assert_eq!(site.fetches(&image), image.blobs().len());
     Ok(())
 }
@@ -180,7 +184,7 @@ async fn one_way(breaks: impl AsyncFn(&Cable) -> Result<()>) -> Result<()> {
     ensure!(noticed.0.max(noticed.1) < 2 * HEARTBEAT + SLACK, "{noticed:?}");
     scene.nodes[0].ends_a_task().await?;
     assert_eq!(job.node_status("edge-1").await?.phase, NodePhase::InProgress);
-    ensure!(scene.cables[0].lost().await? > 0, "nothing was lost");
+    ensure!(scene.cables[0].dropped_packets().await? > 0, "nothing was lost");
 
     scene.cables[0].mend().await?;
     let status = job.completes().await?;

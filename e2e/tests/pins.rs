@@ -93,7 +93,7 @@ async fn a_returning_agent_unpins_a_deleted_job() -> Result<()> {
     // A foreign pin: only its owner may remove it.
     let of_others = registry.seed(&Image::small("sandbox")?, "team/sandbox:v1")?;
     node.containerd().pull(&of_others, None).await?;
-    node.containerd().label(&of_others, PINNED, "pinned").await?;
+    node.containerd().set_label(&of_others, PINNED, "pinned").await?;
 
     node.kill9_agent()?;
     cloud.kill9()?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kube::api::{Api, ObjectMeta, PostParams};
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
-use prepull_api::crd::status::{ImageStatus, NodeStatus};
+use prepull_api::crd::status::{JobImageStatus, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_e2e::cluster::NAMESPACE;
 use prepull_e2e::parts::workspace;
@@ -18,9 +18,9 @@ const COMPLETED: [&str; 2] = ["Completed", "2 of 2"];
 #[tokio::test]
 async fn a_first_day_with_the_plugin() -> Result<()> {
     let site = Site::start().await?;
-    let _edges = (site.node("edge-1").await?.await?, site.node("edge-2").await?.await?);
+    let _edges = (site.add_node("edge-1").await?.await?, site.add_node("edge-2").await?.await?);
     let me = Person::new(site.cluster.kubeconfig());
-    let (_, web) = site.image("web", &[MIB])?;
+    let (_, web) = site.seed_image("web", &[MIB])?;
 
     // A job is created, followed line by line, and ends.
     let run = format!("run {web} --secret default/registry --concurrency 100% --wait=2m");
@@ -62,7 +62,7 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     eprintln!("{}", said.out);
 
     // Once it's there, the job is retried.
-    site.image("late", &[MIB])?;
+    site.seed_image("late", &[MIB])?;
     me.runs("retry spring")
         .await?
         .is(0, &["imageprepulljob.operations.kubeedge.io/spring is tried again, round 1"])?;
@@ -186,9 +186,9 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
 async fn a_pause_frees_the_uplink_and_keeps_bytes() -> Result<()> {
     const SIZE: u64 = 24 * MIB;
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.await?;
+    let mut node = site.add_node("edge-1").await?.await?;
     let me = Person::new(site.cluster.kubeconfig());
-    let (image, reference) = site.image("paused", &[SIZE])?;
+    let (image, reference) = site.seed_image("paused", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
     site.link.throttle(Some(2 * MIB));
     // The time of the node would be over during the pause.
@@ -512,7 +512,7 @@ async fn failed_job_of_10_000_nodes(cluster: &Cluster) -> Result<()> {
     job.set_status(&serde_json::json!({"phase": "Failure", "observedGeneration": 1, "summary": summary}))
         .await?;
     let uid = job.uid().await?;
-    let image = |name: &str| ImageStatus {
+    let image = |name: &str| JobImageStatus {
         image: format!("harbor.example/shop/{name}:v2026.11.22-rc1"),
         pulled_image: format!("harbor.example/shop/{name}:v2026.11.22-rc1"),
         status: Tristate::False,
@@ -520,7 +520,7 @@ async fn failed_job_of_10_000_nodes(cluster: &Cluster) -> Result<()> {
             .to_owned(),
         code: Some(FailureCode::NotFound),
         attempts: 4,
-        ..ImageStatus::default()
+        ..JobImageStatus::default()
     };
     let images = ["web", "api", "worker"].map(image);
     let reports: Api<ImagePrePullReport> = Api::all(cluster.client());

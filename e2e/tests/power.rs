@@ -35,7 +35,7 @@ async fn a_power_cut_leaves_only_whole_layers() -> Result<()> {
         hand.link.throttle(Some(2 * MIB));
         let pulling = hand.pull(&[&reference])?.spawn()?;
         eventually("the lower layer is unpacked", SOON, async || {
-            ensure!(hand.containerd.unpacked().await?.len() == 1, "not yet");
+            ensure!(hand.containerd.unpacked_layers().await?.len() == 1, "not yet");
             Ok(())
         })
         .await?;
@@ -154,7 +154,7 @@ async fn a_pull_survives_a_cut_at_any_write() -> Result<()> {
 #[tokio::test]
 async fn a_result_survives_a_cut_at_any_write() -> Result<()> {
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.recorded(Format::Ext4).await?;
+    let mut node = site.add_node("edge-1").await?.recorded(Format::Ext4).await?;
     let registry = Registry::start().await?;
     let image = Image::of_layers("recorded-task", &[MIB, 2 * MIB, MIB / 16])?;
     let reference = registry.seed(&image, "team/recorded-task:v1")?;
@@ -169,7 +169,7 @@ async fn a_result_survives_a_cut_at_any_write() -> Result<()> {
     for cut in recording.cuts(begun, cuts() * 2, &mut chance) {
         let at = || format!("cut before event {cut} of {}, the cloud knew at {known}", recording.len());
         node.containerd_mut().start_after_cut(&recording, cut, &mut chance).await.with_context(at)?;
-        let says_it_is_there = node.ledger()?.iter().any(|task| task.ended || task.images_ended > 0);
+        let says_it_is_there = node.read_ledger()?.iter().any(|task| task.ended || task.images_ended > 0);
         let is_there = node.has_image(&reference).await?;
         let unpacked = node.containerd().check_unpacked(&image).await.with_context(at)?;
         println!("{}: {unpacked} layers, image {is_there}, in the ledger {says_it_is_there}", at());

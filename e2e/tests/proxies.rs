@@ -15,8 +15,8 @@ struct Store {
 
 impl Store {
     async fn open() -> Result<Self> {
-        let lan = Lan::new(Uplink::of(200_000_000)).await?;
-        let (proxy, fenced) = (HttpProxy::start(&lan).await?, lan.outlet().await?);
+        let lan = Lan::new(Uplink::with_rate(200_000_000)).await?;
+        let (proxy, fenced) = (HttpProxy::start(&lan).await?, lan.add_outlet().await?);
         fenced.fence().await?;
         Ok(Self { lan, proxy, fenced })
     }
@@ -25,13 +25,14 @@ impl Store {
 #[tokio::test]
 async fn a_fenced_box_joins_pulls_and_reports_through_a_proxy() -> Result<()> {
     let mut store = Store::open().await?;
-    let registry = Registry::start().named("registry.example").user("alice", &password("alice"));
+    let registry = Registry::start().with_host("registry.example").user("alice", &password("alice"));
     let (cluster, registry) = tokio::try_join!(Cluster::start(), registry.into_future())?;
     let cloud = Cloud::start(&cluster).arg("--advertise").arg(&Lan::outside().to_string()).await?;
-    let (tunnel, enroll) = (store.lan.reach(cloud.tunnel_addr())?, store.lan.reach(cloud.enroll_addr())?);
-    let upstream = store.lan.reach(registry.addr())?;
-    registry.route(upstream)?;
-    ensure!(store.fenced.connect(tunnel).is_err(), "the box reaches the cloud without a proxy");
+    let (tunnel, enroll) =
+        (store.lan.open_door(cloud.tunnel_addr())?, store.lan.open_door(cloud.enroll_addr())?);
+    let upstream = store.lan.open_door(registry.addr())?;
+    registry.route_to(upstream)?;
+    ensure!(store.fenced.try_connect(tunnel).is_err(), "the box reaches the cloud without a proxy");
     cluster.node("edge-1").edge().ready().create().await?;
     let start = |proxy: &str| {
         let start =
@@ -78,9 +79,9 @@ async fn a_fenced_box_joins_pulls_and_reports_through_a_proxy() -> Result<()> {
 #[tokio::test]
 async fn people_reach_the_api_server_through_a_proxy() -> Result<()> {
     let (store, cluster) = (Store::open().await?, Cluster::start().await?);
-    let api = store.lan.reach(api_server(&cluster)?)?;
+    let api = store.lan.open_door(api_server(&cluster)?)?;
     let kubeconfig = moved(&cluster, api, None)?;
-    let person = |environment: &[(&str, &str)]| Person::new(&kubeconfig).at(&store.fenced, environment);
+    let person = |environment: &[(&str, &str)]| Person::new(&kubeconfig).at_box(&store.fenced, environment);
     let (url, place) = (store.proxy.url(), store.proxy.shown());
     cluster.job("seen").on(["nowhere"]).images(["registry.example/a:v1"]).apply().await?;
 
@@ -99,7 +100,7 @@ async fn people_reach_the_api_server_through_a_proxy() -> Result<()> {
 
     // The kubeconfig has one of its own, which is the stronger.
     let kubeconfig = moved(&cluster, api, Some(&url))?;
-    let person = Person::new(&kubeconfig).at(&store.fenced, &[("HTTPS_PROXY", "http://10.77.0.99:1")]);
+    let person = Person::new(&kubeconfig).at_box(&store.fenced, &[("HTTPS_PROXY", "http://10.77.0.99:1")]);
     person.runs("list").await?.is(0, &["seen"])?;
     Ok(())
 }

@@ -29,7 +29,7 @@ async fn three_nodes_pull_from_two_registries() -> Result<()> {
     let authority = Authority::new("a CA of its own")?;
     let plain = Registry::start().user("alice", &password("alice")).user("bob", &password("bob")).await?;
     let tls = Registry::start()
-        .named("harbor.example")
+        .with_host("harbor.example")
         .user("carol", &password("carol"))
         .user("dave", &password("dave"))
         .tls(&authority)
@@ -79,7 +79,11 @@ async fn three_nodes_pull_from_two_registries() -> Result<()> {
         }
     }
     for (registry, user, repository, _) in &wanted {
-        assert_eq!(registry.requests().of(repository).users(), BTreeSet::from([*user]), "{repository}");
+        assert_eq!(
+            registry.requests().for_repository(repository).users(),
+            BTreeSet::from([*user]),
+            "{repository}"
+        );
     }
 
     // The output of kubectl.
@@ -164,7 +168,10 @@ async fn kubeedges_manifest_works_in_both_versions() -> Result<()> {
             assert_eq!(edge.images().await?.get(&reference).map(String::as_str), Some(image.digest()));
         }
         statuses.push(comparable(status, &reference));
-        assert_eq!(registry.requests().of(&format!("team/{version}")).users(), BTreeSet::from(["alice"]));
+        assert_eq!(
+            registry.requests().for_repository(&format!("team/{version}")).users(),
+            BTreeSet::from(["alice"])
+        );
 
         let resource = format!("imageprepulljobs.{version}.operations.kubeedge.io");
         let phase = ["get", &resource, &name, "-o", "jsonpath={.apiVersion} {.status.phase}"];
@@ -276,7 +283,7 @@ async fn a_manual_pull_ends_with_130() -> Result<()> {
     let image = Image::small("by-hand")?;
     let reference = registry.seed(&image, "team/app:v1")?;
     let pull = |image: &str| -> Result<tokio::process::Command> {
-        let mut command = tokio::process::Command::new(parts::program("edgecore-prepull")?);
+        let mut command = tokio::process::Command::new(parts::program_path("edgecore-prepull")?);
         command.args(["pull", "--retries", "0", "--runtime-endpoint", &containerd.endpoint(), image]);
         command.stdout(std::process::Stdio::piped()).kill_on_drop(true);
         Ok(command)

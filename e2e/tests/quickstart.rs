@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use prepull_e2e::kubernetes::Installation;
 use prepull_e2e::parts;
 use prepull_e2e::prelude::*;
-use prepull_e2e::recording::{Recording, record};
+use prepull_e2e::recording::{OutputRecording, record_command};
 
 /// Where the agent keeps its certificate on a node.
 const STATE: &str = "/var/lib/edgecore-prepull";
@@ -21,20 +21,20 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    async fn runs(&self, arguments: &[&str]) -> Result<Recording> {
+    async fn runs(&self, arguments: &[&str]) -> Result<OutputRecording> {
         let mut command = Command::new(self.script);
         command.args(arguments).env("KUBECONFIG", self.cluster.kubeconfig()).stdin(Stdio::null());
         command.env("HOME", self.cluster.place().dir()).env("NO_COLOR", "1").env("COLUMNS", "100");
-        let programs = [parts::kubectl(), parts::program("kubectl-prepull")?];
+        let programs = [parts::kubectl(), parts::program_path("kubectl-prepull")?];
         let dirs = programs.iter().filter_map(|program| program.parent()).map(Path::to_owned);
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.env("PATH", std::env::join_paths(dirs.chain(std::env::split_paths(&path)))?);
-        record(command).await
+        record_command(command).await
     }
 }
 
 /// Draws the run for the docs, if `PREPULL_PICTURES` is set, and otherwise beside the logs.
-fn draw(run: &Recording, replaced: &[(&str, &str)]) -> Result<()> {
+fn draw(run: &OutputRecording, replaced: &[(&str, &str)]) -> Result<()> {
     let command = "manifests/quickstart/quickstart.sh --registry registry.example/team --node edge-1 \
                    --image registry.example/shop/web:v1";
     let svg = run.draw(command, replaced)?;
@@ -48,11 +48,12 @@ fn draw(run: &Recording, replaced: &[(&str, &str)]) -> Result<()> {
 async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let cluster = kubernetes.cluster();
-    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), kubernetes.worker("edge-1"))?;
-    let installation = Installation::copy(&kubernetes).await?;
+    let (_server, mut edge) =
+        tokio::try_join!(kubernetes.add_worker("server-1"), kubernetes.add_worker("edge-1"))?;
+    let installation = Installation::copy_manifests(&kubernetes).await?;
     // The harness forwards one address of Services.
     let own_address = format!("type: LoadBalancer\n  clusterIP: {}", kubernetes.service_address());
-    installation.set(
+    installation.replace_text(
         "cloudcore-prepull/service.yaml",
         "type: LoadBalancer\n",
         &format!("{own_address}\n"),
@@ -88,14 +89,14 @@ async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
         (shop.host(), "registry.example"),
     ];
     draw(&run, &replaced)?;
-    let asked = shop.requests().of("shop/web").len();
+    let asked = shop.requests().for_repository("shop/web").len();
 
     // Again, without the registry and without the pod.
     shop.stop()?;
     kubernetes.delete_pod("quickstart").await?;
     let again = reader.runs(&full).await?;
     again.is(0, &["it has the label of edge nodes", "pod/quickstart condition met", done])?;
-    assert_eq!(shop.requests().of("shop/web").len(), asked, "no further request");
+    assert_eq!(shop.requests().for_repository("shop/web").len(), asked, "no further request");
 
     // Nothing is left, and so it works from the start.
     reader.runs(&["--clean"]).await?.is(0, &["nothing is left of the quickstart"])?;

@@ -9,9 +9,9 @@ async fn pulled() -> Result<(Site, Vec<EdgeNode>, String)> {
     let site = Site::start().await?;
     let mut nodes = Vec::new();
     for name in NAMES {
-        nodes.push(site.node(name).await?.await?);
+        nodes.push(site.add_node(name).await?.await?);
     }
-    let (_, web) = site.image("web", &[MIB])?;
+    let (_, web) = site.seed_image("web", &[MIB])?;
     let status = site.job("web").images([&web]).on(NAMES).concurrency(3).completes().await?;
     assert_eq!(status.summary.successful, 3);
     Ok((site, nodes, web))

@@ -62,7 +62,7 @@ async fn an_earlier_releases_edge_keeps_its_identity() -> Result<()> {
         .args(&["--tunnel-url", &tunnel, "--enroll-url", &enroll])
         .without_agent()
         .await?;
-    assert_eq!(node.ledger()?.len(), 2);
+    assert_eq!(node.read_ledger()?.len(), 2);
     let file = node.state_dir().join("pki/client.crt");
     let certificate = || std::fs::read(&file);
     let old = certificate()?;
@@ -215,9 +215,9 @@ struct Upgrade {
 impl Upgrade {
     async fn start() -> Result<Self> {
         let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
-        let site = Site::before(Path::new(&dir)).await?;
-        let node = site.node("edge-1").await?.await?;
-        let (image, reference) = site.image("upgraded", &[MIB / 4, 24 * MIB])?;
+        let site = Site::with_old_programs(Path::new(&dir)).await?;
+        let node = site.add_node("edge-1").await?.await?;
+        let (image, reference) = site.seed_image("upgraded", &[MIB / 4, 24 * MIB])?;
         site.link.throttle(Some(2 * MIB));
         let job = site.job("upgraded").images([&reference]).on(["edge-1"]).retries(8).apply().await?;
         node.accepts_a_task().await?;
@@ -247,7 +247,7 @@ impl Upgrade {
             std::fs::read(node.state_dir().join("pki/client.crt"))? == certificate,
             "it has another certificate"
         );
-        let (_, again) = site.image("afterwards", &[MIB / 4])?;
+        let (_, again) = site.seed_image("afterwards", &[MIB / 4])?;
         site.job("afterwards").images([&again]).on(["edge-1"]).completes().await?;
         Ok(())
     }
@@ -283,11 +283,11 @@ async fn a_job_survives_edge_then_cloud_upgrade() -> Result<()> {
 #[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
 async fn an_older_agent_ignores_new_fields() -> Result<()> {
     let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
-    let mut site = Site::before(Path::new(&dir)).await?;
-    let node = site.node("edge-1").await?.await?;
+    let mut site = Site::with_old_programs(Path::new(&dir)).await?;
+    let node = site.add_node("edge-1").await?.await?;
     site.cloud.upgrade().await?;
     node.is_connected().await?;
-    let (_, reference) = site.image("of-today", &[MIB / 4])?;
+    let (_, reference) = site.seed_image("of-today", &[MIB / 4])?;
     let job = site.job("of-today").images([&reference]).on(["edge-1"]).checks(&["disk", "mem"]);
     let job = job.spec(|spec| {
         spec.download = Some(DownloadSpec { max_rate: Some("64Mi".to_owned()), ..DownloadSpec::default() });
@@ -312,7 +312,7 @@ async fn an_older_agent_shares_a_site() -> Result<()> {
     let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
     let plan = Plan {
         boxes: 3,
-        uplink: Uplink::of(100_000_000),
+        uplink: Uplink::with_rate(100_000_000),
         layers: vec![6 * MIB, 4 * MIB],
         agent: vec![SERVING.to_owned()],
         cloud: Vec::new(),
@@ -338,9 +338,9 @@ async fn an_older_agent_shares_a_site() -> Result<()> {
 #[ignore = "needs the programs of an earlier release in the directory PREPULL_E2E_BEFORE"]
 async fn an_older_agent_only_looks() -> Result<()> {
     let dir = std::env::var_os("PREPULL_E2E_BEFORE").context("PREPULL_E2E_BEFORE is not set")?;
-    let mut site = Site::before(Path::new(&dir)).await?;
-    let node = site.node("edge-1").await?.await?;
-    let (_, reference) = site.image("checked", &[MIB / 4])?;
+    let mut site = Site::with_old_programs(Path::new(&dir)).await?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (_, reference) = site.seed_image("checked", &[MIB / 4])?;
     let job = site.job("checked").images([&reference]).on(["edge-1"]).apply().await?;
     job.completes().await?;
     site.cloud.upgrade().await?;

@@ -48,8 +48,8 @@ async fn only_what_nothing_needs_goes() -> Result<()> {
     let used_image = Image::of_layers("used", &[MIB])?;
     let used = registry.seed(&used_image, "team/used:v1")?;
     node.containerd().pull(&used, None).await?;
-    node.containerd().hold(&used_image).await?;
-    node.containerd().label(&foreign, "io.cri-containerd.pinned", "pinned").await?;
+    node.containerd().hold_image(&used_image).await?;
+    node.containerd().set_label(&foreign, "io.cri-containerd.pinned", "pinned").await?;
     stage
         .cluster
         .job("pins")
@@ -180,7 +180,7 @@ async fn what_is_needed_since_the_choice_stays() -> Result<()> {
     let image_of = |n: usize| Image::of_layers(&format!("since{n}-v1"), &[MIB]);
     let other = registry.seed(&image_of(named)?, "team/since:stable")?;
     node.containerd().pull(&other, None).await?;
-    node.containerd().hold(&image_of(used)?).await?;
+    node.containerd().hold_image(&image_of(used)?).await?;
     node.restart_agent()?;
     let status = job.completes().await?;
     let result = status.node_status.first().and_then(|node| node.removal.clone()).context("no result")?;

@@ -34,7 +34,7 @@ impl MidPull {
 async fn a_killed_agent_resumes_its_pull() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.node.kill9_agent()?;
-    assert_eq!(mid.node.ledger()?.len(), 1);
+    assert_eq!(mid.node.read_ledger()?.len(), 1);
     // Time for containerd to remove content that is not in use.
     tokio::time::sleep(Duration::from_secs(2)).await;
     mid.node.restart_agent()?;
@@ -50,7 +50,7 @@ async fn a_terminated_agent_resumes_later() -> Result<()> {
     let took = began.elapsed();
     ensure!(took < Duration::from_secs(3), "it took {took:?}");
     // The task has no result: the work is only postponed.
-    assert_eq!(mid.node.ledger()?.iter().filter(|task| !task.ended).count(), 1);
+    assert_eq!(mid.node.read_ledger()?.iter().filter(|task| !task.ended).count(), 1);
     let before = mid.site.link.bytes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     ensure!(mid.site.link.bytes() < before + MIB, "the runtime still pulls");
@@ -65,9 +65,9 @@ async fn a_terminated_agent_resumes_later() -> Result<()> {
 #[tokio::test]
 async fn an_ended_image_is_not_touched_again() -> Result<()> {
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
-    let (_, first) = site.image("done-first", &[SMALL])?;
-    let (_, second) = site.image("done-second", &[LARGE])?;
+    let mut node = site.add_node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
+    let (_, first) = site.seed_image("done-first", &[SMALL])?;
+    let (_, second) = site.seed_image("done-second", &[LARGE])?;
     site.link.throttle(SLOW);
     let job = site.job("two").images([&first, &second]).on(["edge-1"]).policy("Always").apply().await?;
     node.ledger_gets("an image", |tasks| tasks.iter().any(|task| task.images_ended == 1)).await?;
@@ -94,12 +94,12 @@ async fn a_result_outlives_an_early_kill() -> Result<()> {
     mid.node.kill9_agent()?;
     // Data that's still in the proxy must not arrive later.
     mid.tunnel.refuse();
-    assert!(mid.node.ledger()?.iter().all(|task| task.ended), "the result is on the disk");
+    assert!(mid.node.read_ledger()?.iter().all(|task| task.ended), "the result is on the disk");
     assert_eq!(mid.job.status().await?.phase, JobPhase::InProgress);
     let asked = mid.site.link.records().len();
 
     mid.tunnel.thaw();
-    mid.tunnel.accept()?;
+    mid.tunnel.accept_again()?;
     mid.node.restart_agent()?;
     mid.ends_right().await?;
     assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
@@ -123,10 +123,10 @@ async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
 #[tokio::test]
 async fn a_killed_cloud_continues_its_job() -> Result<()> {
     let mut site = Site::start().await?;
-    let (image, reference) = site.image("cloud-killed", &[SMALL, LARGE])?;
+    let (image, reference) = site.seed_image("cloud-killed", &[SMALL, LARGE])?;
     let mut nodes = Vec::new();
     for name in ["edge-1", "edge-2", "edge-3"] {
-        nodes.push(site.node(name).await?.await?);
+        nodes.push(site.add_node(name).await?.await?);
     }
     site.link.throttle(Some(6 * MIB));
     let job = site.job("killed").images([&reference]).on(["edge-1", "edge-2", "edge-3"]).apply().await?;
@@ -180,8 +180,8 @@ async fn a_terminated_cloud_ends_immediately() -> Result<()> {
 #[tokio::test]
 async fn an_absent_api_server_loses_nothing() -> Result<()> {
     let site = Site::in_own_cluster().await?;
-    let (image, reference) = site.image("api-away", &[SMALL, LARGE])?;
-    let nodes = [site.node("edge-1").await?.await?, site.node("edge-2").await?.await?];
+    let (image, reference) = site.seed_image("api-away", &[SMALL, LARGE])?;
+    let nodes = [site.add_node("edge-1").await?.await?, site.add_node("edge-2").await?.await?];
     site.link.throttle(Some(8 * MIB));
     let job =
         site.job("api-away").images([&reference]).on(["edge-1", "edge-2"]).concurrency(2).apply().await?;
@@ -197,7 +197,7 @@ async fn an_absent_api_server_loses_nothing() -> Result<()> {
     }
     tokio::time::sleep(Duration::from_secs(10).saturating_sub(away.elapsed())).await;
     for node in &nodes {
-        assert_eq!(node.ledger()?.len(), 1, "{} got an acknowledgement", node.name());
+        assert_eq!(node.read_ledger()?.len(), 1, "{} got an acknowledgement", node.name());
     }
     site.cluster.start_api().await?;
 

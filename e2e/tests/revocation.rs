@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use edgecore_prepull::cloud::identity::Identity;
-use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
+use edgecore_prepull::cloud::tunnel::{TunnelEvent, TunnelSender, dial};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use prepull_api::wire::{EdgeMessage, Hello, TUNNEL_PATH};
@@ -44,7 +44,7 @@ impl Machine {
 
     /// Keeps a session up, or tries to, until the session is dropped.
     pub(crate) fn dials(&self, cloud: &Cloud) -> Session {
-        let (link, outgoing) = Link::new(1);
+        let (link, outgoing) = TunnelSender::new(1);
         let (sender, mut events) = tokio::sync::mpsc::channel(16);
         let stop = CancellationToken::new();
         let url = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
@@ -67,7 +67,7 @@ impl Machine {
 pub(crate) struct Session {
     connected: watch::Receiver<bool>,
     /// Without a program that can send, the machine doesn't dial.
-    _link: Link,
+    _link: TunnelSender,
     _stop: DropGuard,
 }
 
@@ -305,7 +305,7 @@ async fn a_box_returns_after_months() -> Result<()> {
     cluster.edge_nodes(&["edge-1"]).await?;
     let cloud = Cloud::start(&cluster).await?;
     let mut node = EdgeNode::start(&cluster, &cloud, "edge-1").without_agent().await?;
-    let authority = certificates::Authority::of(&cluster).await?;
+    let authority = certificates::CloudAuthority::from_cluster(&cluster).await?;
     authority.expire(node.state_dir(), "edge-1", 89 * DAY)?;
     node.restart_agent()?;
     node.is_connected().await?;

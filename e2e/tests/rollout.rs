@@ -138,10 +138,10 @@ async fn nothing_else_starts(fleet: &Fleet, pulled: u64) -> Result<()> {
 #[tokio::test]
 async fn a_silent_node_frees_its_slot() -> Result<()> {
     let site = Site::start().await?;
-    let (silent, next) = (site.node("edge-1").await?.await?, site.node("edge-2").await?.await?);
-    let (_, reference) = site.image("silent", &[MIB])?;
+    let (silent, next) = (site.add_node("edge-1").await?.await?, site.add_node("edge-2").await?.await?);
+    let (_, reference) = site.seed_image("silent", &[MIB])?;
     // The silent node reports nothing before its deadline.
-    let its_link = Proxy::http(site.registry.addr())?;
+    let its_link = Proxy::for_http(site.registry.addr())?;
     site.registry.route_node_through(silent.containerd(), &its_link)?;
     its_link.freeze();
 
@@ -192,8 +192,8 @@ async fn a_silent_node_frees_its_slot() -> Result<()> {
 async fn the_next_job_resumes_an_overdue_pull() -> Result<()> {
     const SIZE: u64 = 8 * MIB;
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("too-long", &[SIZE])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("too-long", &[SIZE])?;
     site.link.throttle(Some(MIB));
     let job = |name: &str| site.job(name).images([&reference]).on(["edge-1"]);
 
@@ -218,9 +218,9 @@ async fn the_next_job_resumes_an_overdue_pull() -> Result<()> {
 #[tokio::test]
 async fn an_offline_node_takes_no_slot() -> Result<()> {
     let site = Site::start().await?;
-    let mut offline = site.node("edge-1").await?.without_agent().await?;
-    let others = [site.node("edge-2").await?.await?, site.node("edge-3").await?.await?];
-    let (_, reference) = site.image("offline", &[MIB])?;
+    let mut offline = site.add_node("edge-1").await?.without_agent().await?;
+    let others = [site.add_node("edge-2").await?.await?, site.add_node("edge-3").await?.await?];
+    let (_, reference) = site.seed_image("offline", &[MIB])?;
     let job = site
         .job("offline")
         .images([&reference])
@@ -256,9 +256,9 @@ async fn an_offline_node_takes_no_slot() -> Result<()> {
 #[tokio::test]
 async fn an_offline_node_keeps_its_task() -> Result<()> {
     let site = Site::start().await?;
-    let (mut lost, next) = (site.node("edge-1").await?.await?, site.node("edge-2").await?.await?);
-    let (_, reference) = site.image("lost", &[MIB])?;
-    let its_link = Proxy::http(site.registry.addr())?;
+    let (mut lost, next) = (site.add_node("edge-1").await?.await?, site.add_node("edge-2").await?.await?);
+    let (_, reference) = site.seed_image("lost", &[MIB])?;
+    let its_link = Proxy::for_http(site.registry.addr())?;
     site.registry.route_node_through(lost.containerd(), &its_link)?;
     its_link.freeze();
     let job = site

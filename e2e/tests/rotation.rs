@@ -47,19 +47,19 @@ async fn renews(node: &EdgeNode, cluster: &Cluster, before: &str) -> Result<()> 
         Ok(())
     })
     .await
-    .with_context(|| prepull_e2e::place::tail(&node.agent_log(), 20))
+    .with_context(|| prepull_e2e::place::last_lines(&node.agent_log(), 20))
 }
 
 #[tokio::test]
 async fn a_rotation_needs_no_joins() -> Result<()> {
     let mut site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let mut away = site.node("edge-2").await?.await?;
+    let node = site.add_node("edge-1").await?.await?;
+    let mut away = site.add_node("edge-2").await?.await?;
     for node in [&node, &away] {
         node.is_connected().await?;
     }
-    let (image, reference) = site.image("rotated", &[MIB, 72 * MIB])?;
-    let (_, other) = site.image("afterwards", &[MIB])?;
+    let (image, reference) = site.seed_image("rotated", &[MIB, 72 * MIB])?;
+    let (_, other) = site.seed_image("afterwards", &[MIB])?;
     let (first, of_away) = (pki(&node, "client.crt")?, pki(&away, "client.crt")?);
     away.kill9_agent()?;
     // Slow enough to last until the new CA signs.
@@ -127,7 +127,7 @@ async fn a_rotation_needs_no_joins() -> Result<()> {
 #[tokio::test]
 async fn a_restored_ca_brings_the_edges_back() -> Result<()> {
     let mut site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
+    let node = site.add_node("edge-1").await?.await?;
     node.is_connected().await?;
     let secrets: Api<Secret> = Api::namespaced(site.cluster.client(), NAMESPACE);
     let mut backup = secrets.get("prepull-ca").await?;
@@ -145,7 +145,7 @@ async fn a_restored_ca_brings_the_edges_back() -> Result<()> {
     backup.metadata.resource_version = None;
     backup.metadata.uid = None;
     secrets.create(&PostParams::default(), &backup).await?;
-    let (_, reference) = site.image("restored", &[MIB])?;
+    let (_, reference) = site.seed_image("restored", &[MIB])?;
     site.job("after-restore").images([&reference]).on(["edge-1"]).completes().await?;
     Ok(())
 }
@@ -157,7 +157,7 @@ impl CaFiles {
     async fn openssl(&self, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new("openssl");
         command.current_dir(&self.0).args(arguments);
-        prepull_e2e::parts::output(command).await.map(drop)
+        prepull_e2e::parts::run_command(command).await.map(drop)
     }
 
     /// Creates NAME.crt and NAME.key.

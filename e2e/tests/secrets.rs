@@ -10,7 +10,7 @@ use serde_json::json;
 
 /// Users that were authenticated for a repository.
 fn users(registry: &Registry, repository: &str) -> BTreeSet<String> {
-    registry.requests().of(repository).users().into_iter().map(str::to_owned).collect()
+    registry.requests().for_repository(repository).users().into_iter().map(str::to_owned).collect()
 }
 
 fn only(user: &str) -> BTreeSet<String> {
@@ -149,7 +149,7 @@ async fn every_form_of_an_entry_authenticates() -> Result<()> {
 #[tokio::test]
 async fn a_short_name_uses_docker_hubs_legacy_secret() -> Result<()> {
     // The registry has the name docker.io; only the containerds of this test find it on loopback.
-    let hub = Registry::start().named("docker.io").user("me", &password("me")).await?;
+    let hub = Registry::start().with_host("docker.io").user("me", &password("me")).await?;
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let login = ("https://index.docker.io/v1/", "me", &*password("me"));
     stage.cluster.registry_secret("default", "hub", &[login]).await?;
@@ -271,7 +271,7 @@ async fn a_bad_secret_fails_only_its_image() -> Result<()> {
     // Without any secret the image is pulled anonymously.
     let anonymous = cluster.job("anonymous").on(["edge-1"]).images([open.image("missing:v1")]);
     anonymous.completes().await?;
-    ensure!(!open.requests().of("missing").blob_fetches().is_empty());
+    ensure!(!open.requests().for_repository("missing").blob_fetches().is_empty());
     Ok(())
 }
 

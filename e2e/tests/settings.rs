@@ -76,8 +76,8 @@ async fn is_open(node: &EdgeNode) -> Result<bool> {
 async fn settings_hold_for_running_tasks_and_restarts() -> Result<()> {
     let mut site = Site::start().await?;
     let settings = Settings::of(&site.cluster);
-    let mut node = site.node("edge-1").await?.args(&["--max-download-rate", "2MiB"]).await?;
-    let (image, reference) = site.image("set", &[SIZE])?;
+    let mut node = site.add_node("edge-1").await?.args(&["--max-download-rate", "2MiB"]).await?;
+    let (image, reference) = site.seed_image("set", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
 
     node.is_connected().await?;
@@ -146,8 +146,8 @@ async fn a_nodes_own_settings_are_the_upper_bound() -> Result<()> {
     let site = Site::start().await?;
     let settings = Settings::of(&site.cluster);
     let own = ["--max-download-rate", "512KiB", "--make-room=false"];
-    let node = site.node("edge-1").await?.args(&own).await?;
-    let (_, reference) = site.image("bounded", &[2 * MIB])?;
+    let node = site.add_node("edge-1").await?.args(&own).await?;
+    let (_, reference) = site.seed_image("bounded", &[2 * MIB])?;
     settings
         .apply("fast", json!({ "nodeNames": ["edge-1"], "maxDownloadRate": "64Mi", "makeRoom": true }))
         .await?;
@@ -184,12 +184,12 @@ async fn leftovers_go_after_the_clouds_time() -> Result<()> {
     let site = Site::start().await?;
     let settings = Settings::of(&site.cluster);
     // Its own disk: less than 15 % free would end it earlier.
-    let node = site.node("edge-1").await?.disk(256 * MIB).await?;
+    let node = site.add_node("edge-1").await?.disk(256 * MIB).await?;
     settings.apply("brief", json!({ "nodeNames": ["edge-1"], "keepUnfinished": "1m" })).await?;
     settings.are_in_force("brief").await?;
     says(&node, "the cloud has set: keeps unfinished pulls for 1m", true).await?;
 
-    let (_, reference) = site.image("late", &[16 * MIB])?;
+    let (_, reference) = site.seed_image("late", &[16 * MIB])?;
     site.link.throttle(Some(2 * MIB));
     let began = Instant::now();
     site.job("late").images([&reference]).on(["edge-1"]).timeout_seconds(5).fails().await?;
@@ -208,7 +208,7 @@ async fn leftovers_go_after_the_clouds_time() -> Result<()> {
 #[tokio::test]
 async fn jobs_go_on_without_the_right_to_read_settings() -> Result<()> {
     let mut site = Site::in_own_cluster().await?;
-    let _node = site.node("edge-1").await?.await?;
+    let _node = site.add_node("edge-1").await?.await?;
     // A role of an earlier release.
     let role = site.cluster.kubectl(&["get", "clusterrole", "cloudcore-prepull", "-o", "json"]).await?;
     let mut role: Value = serde_json::from_str(&role)?;
@@ -219,7 +219,7 @@ async fn jobs_go_on_without_the_right_to_read_settings() -> Result<()> {
     site.cluster.kubectl(&["replace", "-f", file.to_str().context("not UTF-8")?]).await?;
     site.cloud.terminate().await?;
     site.cloud.restart().await?;
-    let (_, reference) = site.image("goes-on", &[MIB])?;
+    let (_, reference) = site.seed_image("goes-on", &[MIB])?;
     site.job("goes-on").images([&reference]).on(["edge-1"]).completes().await?;
     eventually("the log has the remedy", SOON, async || {
         let log = site.cloud.log();

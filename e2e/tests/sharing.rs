@@ -25,7 +25,7 @@ const FAST: u64 = 100_000_000;
 fn sharing(boxes: u8, rate: u64) -> Plan {
     Plan {
         boxes,
-        uplink: Uplink::of(rate),
+        uplink: Uplink::with_rate(rate),
         layers: vec![6 * MIB, 4 * MIB, 2 * MIB],
         agent: vec![SERVING.to_owned()],
         cloud: vec!["--share-within-site".to_owned()],
@@ -142,7 +142,7 @@ async fn the_nodes_of_an_image_pull_job_share_as_well_and_only_by_tickets() -> R
     plan.cloud.push("--enable-kruise-api".to_owned());
     let boxes = Boxes::start(&plan).await?;
     let (image, before) = (boxes.image_bytes()?, boxes.lan.carried_down().await?);
-    boxes.cluster.pull_job("kruise", &boxes.reference).on(boxes.names(2)).completes().await?;
+    boxes.cluster.pull_job("kruise", &boxes.reference).on_nodes(boxes.names(2)).completes().await?;
     let carried = boxes.lan.carried_down().await? - before;
     ensure!(carried < image + image / 2, "the uplink has carried {carried} bytes for an image of {image}");
 
@@ -164,7 +164,7 @@ async fn the_nodes_of_an_image_pull_job_share_as_well_and_only_by_tickets() -> R
         if let Some(ticket) = ticket {
             command.arg("--header").arg(format!("Authorization: Ticket {ticket}"));
         }
-        let output = reader.outlet.space().command(&command).output()?;
+        let output = reader.outlet.space().wrap_command(&command).output()?;
         Ok::<_, anyhow::Error>(String::from_utf8_lossy(&output.stdout).into_owned())
     };
     let forged = format!("99999999999.{}", "0b".repeat(64));

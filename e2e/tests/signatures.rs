@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use edgecore_prepull::images::puller::PullError;
-use edgecore_prepull::images::verify::{Verdict, verify};
+use edgecore_prepull::images::verify::{SignatureVerdict, verify};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::download::{Verification, VerificationMode};
 use prepull_api::failure::FailureCode;
@@ -11,9 +11,9 @@ use prepull_api::image::Reference;
 use prepull_e2e::plugin::Person;
 use prepull_e2e::ports::Port;
 use prepull_e2e::prelude::*;
-use prepull_e2e::proxy::Record;
-use prepull_e2e::signing::{Form, Signer};
-use prepull_registry::{HostsFiles, RegistryClient, Settings};
+use prepull_e2e::proxy::ProxiedRequest;
+use prepull_e2e::signing::{SignatureForm, Signer};
+use prepull_registry::{ClientSettings, HostsFiles, RegistryClient};
 use serde_json::json;
 
 /// Verifies an image of the registry by these keys.
@@ -21,8 +21,8 @@ async fn check(
     reference: &str,
     mode: VerificationMode,
     keys: &[&Signer],
-) -> Result<Result<Verdict, PullError>> {
-    check_by(RegistryClient::new(Settings::default()), reference, mode, keys).await
+) -> Result<Result<SignatureVerdict, PullError>> {
+    check_by(RegistryClient::new(ClientSettings::default()), reference, mode, keys).await
 }
 
 async fn check_by(
@@ -30,7 +30,7 @@ async fn check_by(
     reference: &str,
     mode: VerificationMode,
     keys: &[&Signer],
-) -> Result<Result<Verdict, PullError>> {
+) -> Result<Result<SignatureVerdict, PullError>> {
     let repository = client.repository(&Reference::parse(reference)?.normalized(), None)?;
     let image = repository.resolve().await?.descriptor;
     let keys = keys.iter().map(|key| key.public_key()).collect::<Result<_>>()?;
@@ -42,7 +42,7 @@ async fn refusal(reference: &str, keys: &[&Signer]) -> Result<String> {
     let error = check(reference, VerificationMode::Enforce, keys).await?.err().context("not refused")?;
     ensure!(error.code == FailureCode::SignatureInvalid, "{error:?}");
     let warned = check(reference, VerificationMode::Warn, keys).await??;
-    assert_eq!(warned, Verdict::Unsigned { reason: error.message.clone() });
+    assert_eq!(warned, SignatureVerdict::Unsigned { reason: error.message.clone() });
     Ok(error.message)
 }
 
@@ -53,7 +53,9 @@ async fn only_a_known_keys_signature_counts() -> Result<()> {
         (Signer::ecdsa().await?, Signer::ed25519().await?, Signer::ecdsa().await?);
 
     for (name, signer) in [("ecdsa", &ecdsa), ("ed25519", &ed25519)] {
-        for (form, tag, suffix) in [(Form::Tag, "tag", ".sig"), (Form::Bundle, "bundle", "")] {
+        for (form, tag, suffix) in
+            [(SignatureForm::Tag, "tag", ".sig"), (SignatureForm::Bundle, "bundle", "")]
+        {
             let case = format!("{name} {tag}");
             let repository = format!("{name}/{tag}");
             let (image, next) = (Image::multi_arch("signed")?, Image::small("next")?);
@@ -62,7 +64,7 @@ async fn only_a_known_keys_signature_counts() -> Result<()> {
             signer.sign(&registry, &repository, image.digest(), form).await?;
 
             let verdict = check(&signed, VerificationMode::Enforce, &[&stranger, signer]).await??;
-            assert_eq!(verdict, Verdict::Signed { by: signer.fingerprint().await? }, "{case}");
+            assert_eq!(verdict, SignatureVerdict::Signed { by: signer.fingerprint().await? }, "{case}");
             let by_other = refusal(&signed, &[&stranger]).await?;
             assert!(by_other.contains("by none of the keys"), "{case}: {by_other}");
             let missing = refusal(&unsigned, &[signer]).await?;
@@ -82,19 +84,19 @@ async fn only_a_known_keys_signature_counts() -> Result<()> {
     ecdsa.attest(&registry, "attested/app", image.digest()).await?;
     let other = refusal(&attested, &[&ecdsa]).await?;
     assert!(other.contains("and not the image itself"), "{other}");
-    ecdsa.sign(&registry, "attested/app", image.digest(), Form::Bundle).await?;
+    ecdsa.sign(&registry, "attested/app", image.digest(), SignatureForm::Bundle).await?;
     assert_eq!(
         check(&attested, VerificationMode::Enforce, &[&ecdsa]).await??,
-        Verdict::Signed { by: ecdsa.fingerprint().await? }
+        SignatureVerdict::Signed { by: ecdsa.fingerprint().await? }
     );
     Ok(())
 }
 
 /// Storage and discovery of signatures.
-const LAYOUTS: [(&str, Form, bool); 3] = [
-    ("cosign 2: a tag", Form::Tag, false),
-    ("cosign 3: the tag of the referrers", Form::Bundle, false),
-    ("cosign 3: the referrers API", Form::Bundle, true),
+const LAYOUTS: [(&str, SignatureForm, bool); 3] = [
+    ("cosign 2: a tag", SignatureForm::Tag, false),
+    ("cosign 3: the tag of the referrers", SignatureForm::Bundle, false),
+    ("cosign 3: the referrers API", SignatureForm::Bundle, true),
 ];
 
 #[tokio::test]
@@ -103,9 +105,9 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
         tokio::try_join!(Registry::start().into_future(), Registry::start().into_future())?;
     let (signer, nowhere) = (Signer::ecdsa().await?, Port::reserve()?);
     let hosts = HostsFiles { dirs: vec![Place::here()?.registry_hosts()], ignores_server_alone: false };
-    let client = || RegistryClient::new(Settings { hosts: hosts.clone(), ..Settings::default() });
+    let client = || RegistryClient::new(ClientSettings { hosts: hosts.clone(), ..ClientSettings::default() });
     for (number, (layout, form, by_api)) in LAYOUTS.into_iter().enumerate() {
-        let (at_mirror, at_origin) = (Proxy::http(mirror.addr())?, Proxy::http(origin.addr())?);
+        let (at_mirror, at_origin) = (Proxy::for_http(mirror.addr())?, Proxy::for_http(origin.addr())?);
         if by_api {
             at_mirror.list_referrers();
             at_origin.list_referrers();
@@ -128,7 +130,7 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
 
             origin.route_by_mirror(at_mirror.addr(), at_origin.addr())?;
             match (verify().await?, signed) {
-                (Ok(Verdict::Signed { .. }), [true, _] | [_, true]) => {}
+                (Ok(SignatureVerdict::Signed { .. }), [true, _] | [_, true]) => {}
                 (Err(error), [false, false]) if error.code == FailureCode::SignatureInvalid => {}
                 (other, _) => bail!("{layout}, signed at {where_signed}: {other:?}"),
             }
@@ -138,7 +140,7 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
             // In an air-gapped site only the mirror can be reached.
             origin.route_by_mirror(at_mirror.addr(), nowhere.addr())?;
             match (verify().await?, signed) {
-                (Ok(Verdict::Signed { .. }), [true, _]) => {}
+                (Ok(SignatureVerdict::Signed { .. }), [true, _]) => {}
                 // The origin may have one, so we don't know that it's unsigned.
                 (Err(error), [false, _]) if error.code == FailureCode::Unreachable => {}
                 (other, _) => bail!("{layout}, signed at {where_signed}, air-gapped: {other:?}"),
@@ -152,27 +154,28 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
 #[tokio::test]
 async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
     let registry = Registry::start().await?;
-    let link = Proxy::http(registry.addr())?;
+    let link = Proxy::for_http(registry.addr())?;
     link.list_referrers();
     registry.route_through(&link)?;
     let hosts = HostsFiles { dirs: vec![Place::here()?.registry_hosts()], ignores_server_alone: false };
-    let client = || RegistryClient::new(Settings { hosts: hosts.clone(), ..Settings::default() });
+    let client = || RegistryClient::new(ClientSettings { hosts: hosts.clone(), ..ClientSettings::default() });
     let [signer, other, stranger] = [Signer::ecdsa().await?, Signer::ecdsa().await?, Signer::ecdsa().await?];
     let image = Image::small("troubled")?;
     let reference = registry.seed(&image, "team/troubled:v1")?;
     for signer in [&other, &signer] {
-        signer.sign(&registry, "team/troubled", image.digest(), Form::Bundle).await?;
+        signer.sign(&registry, "team/troubled", image.digest(), SignatureForm::Bundle).await?;
     }
     // The search ends with the first valid one, and the registry lists them in the order of their digests.
     let unknown = check_by(client(), &reference, VerificationMode::Enforce, &[&stranger]).await?;
     ensure!(unknown.is_err(), "{unknown:?}");
-    let manifests = |record: &Record| record.path.contains("/manifests/sha256:").then(|| record.path.clone());
+    let manifests =
+        |record: &ProxiedRequest| record.path.contains("/manifests/sha256:").then(|| record.path.clone());
     let read: BTreeSet<String> =
         link.records().iter().filter_map(manifests).filter(|path| !path.ends_with(image.digest())).collect();
     ensure!(read.len() == 2, "two signatures are looked at: {read:?}");
 
     let verify = async || check_by(client(), &reference, VerificationMode::Enforce, &[&signer]).await;
-    assert_eq!(verify().await??, Verdict::Signed { by: signer.fingerprint().await? });
+    assert_eq!(verify().await??, SignatureVerdict::Signed { by: signer.fingerprint().await? });
     let mut outcomes = Vec::new();
     for path in &read {
         link.fail_next_on(path, 1000, 503);
@@ -182,7 +185,7 @@ async fn a_referrer_in_trouble_hides_no_other() -> Result<()> {
     // An unreadable signature doesn't make another one invalid; if none is valid, it might have been.
     outcomes.sort_by_key(Result::is_ok);
     ensure!(
-        matches!(&outcomes[..], [Err(error), Ok(Verdict::Signed { .. })] if error.code == FailureCode::RegistryError),
+        matches!(&outcomes[..], [Err(error), Ok(SignatureVerdict::Signed { .. })] if error.code == FailureCode::RegistryError),
         "{outcomes:?}"
     );
     Ok(())
@@ -193,12 +196,12 @@ async fn a_job_pulls_only_signed_images() -> Result<()> {
     let registry = Registry::start().await?;
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).requires_consent().await?;
-    let stage = Stage::around(cluster, cloud, &["edge-1"]).await?;
+    let stage = Stage::from_parts(cluster, cloud, &["edge-1"]).await?;
     let signer = Signer::ecdsa().await?;
     let (image, other) = (Image::small("signed")?, Image::small("unsigned")?);
     let signed = registry.seed(&image, "team/signed:v1")?;
     let unsigned = registry.seed(&other, "team/unsigned:v1")?;
-    signer.sign(&registry, "team/signed", image.digest(), Form::Tag).await?;
+    signer.sign(&registry, "team/signed", image.digest(), SignatureForm::Tag).await?;
     let key = signer.public_key()?;
     stage.cluster.secret("keys", "cosign", "Opaque", &[("cosign.pub", key.as_bytes())]).await?;
     let job = |name: &str, mode: &str| {
@@ -224,7 +227,11 @@ async fn a_job_pulls_only_signed_images() -> Result<()> {
     assert_eq!((there, code), (Tristate::False, Some(FailureCode::SignatureInvalid)));
     ensure!(reason.contains("not signed"), "{reason}");
     ensure!(!stage.edge("edge-1")?.has_image(&unsigned).await?, "it is there");
-    assert_eq!(registry.requests().blob_fetches().of("team/unsigned").len(), 0, "not one byte of it");
+    assert_eq!(
+        registry.requests().blob_fetches().for_repository("team/unsigned").len(),
+        0,
+        "not one byte of it"
+    );
 
     let status = job("warned", "Warn").completes().await?;
     assert_eq!(image_of(&status, &signed)?, (Tristate::True, None, String::new()));

@@ -19,7 +19,7 @@ const BOXES: u8 = 3;
 async fn site() -> Result<Boxes> {
     let plan = Plan {
         boxes: BOXES,
-        uplink: Uplink::of(RATE),
+        uplink: Uplink::with_rate(RATE),
         layers: vec![3 * MIB, 2 * MIB, MIB, MIB],
         agent: vec![SERVING.to_owned()],
         cloud: vec!["--heartbeat=1s".to_owned()],

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use prepull_api::sites::{BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
+use prepull_api::sites::{BlobPeer, BlobSource, BlobState, From, PeerFailure, PeerFault};
 use prepull_api::task::NodeName;
 use prepull_e2e::boxes::stolen::{Cue, Line, invented, layers, news, peers};
 use prepull_e2e::boxes::{Answer, SERVING, SITE, Stolen};
@@ -58,7 +58,7 @@ impl Scene {
     async fn start(answer: Answer) -> Result<Self> {
         let plan = Plan {
             boxes: HONEST,
-            uplink: Uplink::of(RATE),
+            uplink: Uplink::with_rate(RATE),
             layers: vec![4 * MIB, 3 * MIB, 2 * MIB, MIB],
             agent: vec![SERVING.to_owned()],
             cloud: vec!["--heartbeat=1s".to_owned()],
@@ -224,7 +224,7 @@ async fn a_box_that_moves_leaves_nothing_behind() -> Result<()> {
     const MOVES: usize = 200;
     let scene = Scene::start(Answer::NotFound).await?;
     let cluster = &scene.boxes.cluster;
-    let rss = || anyhow::Ok(Usage::of(scene.boxes.cloud.process()?.pid())?.rss);
+    let rss = || anyhow::Ok(Usage::of_process(scene.boxes.cloud.process()?.pid())?.rss);
     let before = rss()?;
     let spoke = Arc::new(Notify::new());
     let (mut first, speaks) = (0, Arc::clone(&spoke));
@@ -319,7 +319,7 @@ async fn garbage_and_trickles_stop_no_box() -> Result<()> {
 /// Uses each ticket to read as slowly as curl can, and opens seven silent connections a second to each door.
 async fn annoy(
     scene: &Scene,
-    tickets: &Mutex<Vec<(String, Peer)>>,
+    tickets: &Mutex<Vec<(String, BlobPeer)>>,
     readers: &AtomicUsize,
 ) -> Result<Infallible> {
     let (mut silent, mut slow) = (Vec::new(), Vec::new());

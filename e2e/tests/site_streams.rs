@@ -20,7 +20,7 @@ const GONE: Duration = Duration::from_secs(60);
 async fn site(boxes: u8) -> Result<Boxes> {
     let plan = Plan {
         boxes,
-        uplink: Uplink::of(RATE),
+        uplink: Uplink::with_rate(RATE),
         layers: vec![LAYER],
         agent: vec![SERVING.to_owned()],
         cloud: vec!["--heartbeat=1s".to_owned()],

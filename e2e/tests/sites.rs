@@ -15,7 +15,7 @@ const FAST: u64 = 200_000_000;
 fn plan(boxes: u8, rate: u64) -> Plan {
     Plan {
         boxes,
-        uplink: Uplink::of(rate),
+        uplink: Uplink::with_rate(rate),
         layers: vec![3 * MIB, 2 * MIB, MIB],
         agent: Vec::new(),
         cloud: Vec::new(),
@@ -54,41 +54,41 @@ async fn the_uplink_carries_an_image_for_every_box_that_pulls_by_itself() -> Res
 #[tokio::test]
 async fn plugs_walls_and_the_uplink_keep_boxes_apart() -> Result<()> {
     const PORT: u16 = 7000;
-    let lan = Lan::new(Uplink::of(FAST)).await?;
+    let lan = Lan::new(Uplink::with_rate(FAST)).await?;
     let server = TcpListener::bind("127.0.0.1:0")?;
-    let outside = lan.reach(server.local_addr()?)?;
-    let (first, second) = (lan.outlet().await?, lan.outlet().await?);
+    let outside = lan.open_door(server.local_addr()?)?;
+    let (first, second) = (lan.add_outlet().await?, lan.add_outlet().await?);
     let guest = lan.outlet_in(Vlan::Guests).await?;
     let (_first, _guest) = (first.listen(PORT)?, guest.listen(PORT)?);
     let (of_first, of_guest) = ((first.address(), PORT).into(), (guest.address(), PORT).into());
 
     let before = lan.carried_down().await?;
-    second.connect(of_first)?;
+    second.try_connect(of_first)?;
     assert_eq!(lan.carried_down().await?, before, "what boxes say to each other stays in the site");
     for outlet in [&first, &second, &guest] {
-        outlet.connect(outside)?;
+        outlet.try_connect(outside)?;
     }
     ensure!(lan.carried_down().await? > before, "the uplink counts");
-    ensure!(second.connect(of_guest).is_err(), "another VLAN can be reached");
-    ensure!(guest.connect(of_first).is_err(), "another VLAN can be reached");
+    ensure!(second.try_connect(of_guest).is_err(), "another VLAN can be reached");
+    ensure!(guest.try_connect(of_first).is_err(), "another VLAN can be reached");
 
     second.unplug().await?;
-    ensure!(second.connect(of_first).is_err(), "the plug is pulled");
+    ensure!(second.try_connect(of_first).is_err(), "the plug is pulled");
     second.plug().await?;
-    second.connect(of_first)?;
+    second.try_connect(of_first)?;
 
     lan.cut().await?;
-    ensure!(first.connect(outside).is_err(), "the uplink is cut");
-    second.connect(of_first)?;
+    ensure!(first.try_connect(outside).is_err(), "the uplink is cut");
+    second.try_connect(of_first)?;
     lan.mend().await?;
-    first.connect(outside)?;
+    first.try_connect(outside)?;
 
     second.isolate(true).await?;
-    second.connect(of_first).context("only one of the two is isolated")?;
+    second.try_connect(of_first).context("only one of the two is isolated")?;
     first.isolate(true).await?;
-    ensure!(second.connect(of_first).is_err(), "both are isolated");
-    second.connect(outside)?;
+    ensure!(second.try_connect(of_first).is_err(), "both are isolated");
+    second.try_connect(outside)?;
     second.isolate(false).await?;
-    second.connect(of_first)?;
+    second.try_connect(of_first)?;
     Ok(())
 }

@@ -24,7 +24,7 @@ impl Scene {
     async fn start() -> Result<Self> {
         let (containerd, registry) =
             tokio::try_join!(Containerd::start("edge-1"), Registry::start().into_future())?;
-        let link = Proxy::http(registry.addr())?;
+        let link = Proxy::for_http(registry.addr())?;
         registry.route_through(&link)?;
         let puller = CriPuller::new(containerd.endpoint().parse()?).with_stall_limit(PATIENCE);
         Ok(Self { containerd, puller, registry, link })

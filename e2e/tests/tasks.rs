@@ -88,7 +88,7 @@ impl PageWorld {
             services::with_edges_listed(&cluster, Cloud::start(&cluster).replica()).await?;
         let registry =
             Registry::start().user("alice", &password("alice")).user("bob", &password("bob")).await?;
-        let link = Proxy::http(registry.addr())?;
+        let link = Proxy::for_http(registry.addr())?;
         registry.route_through(&link)?;
         cluster.registry_secret("default", "harbor", &[registry.login("alice")?]).await?;
         cluster.annotate_secret("default", "harbor", ALLOW, None).await?;

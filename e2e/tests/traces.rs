@@ -72,7 +72,7 @@ async fn each_ended_task_is_a_trace() -> Result<()> {
     let cluster = Cluster::start().await?;
     let endpoint = format!("http://{}", collector.addr);
     let cloud = Cloud::start(&cluster).args(&["--otlp-endpoint", &endpoint]).await?;
-    let stage = Stage::around(cluster, cloud, &["edge-1", "edge-2"]).await?;
+    let stage = Stage::from_parts(cluster, cloud, &["edge-1", "edge-2"]).await?;
     let good = registry.seed(&Image::small("good")?, "team/good:v1")?;
     let missing = good.replace("good:v1", "missing:v1");
 

@@ -5,13 +5,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::config::Limits;
+use edgecore_prepull::config::CheckLimits;
 use edgecore_prepull::images::puller::cri::CriPuller;
 use edgecore_prepull::tasks::agent::{Execution, TaskEnd, TaskTerms};
 use edgecore_prepull::tasks::executor::{Executor, TaskControl};
 use k8s_cri::v1::{ImageSpec, ImageStatusRequest};
 use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use tokio::sync::{mpsc, watch};
 
 use prepull_e2e::prelude::*;
@@ -31,10 +31,10 @@ fn image(reference: &str, policy: PullPolicy) -> ImageTask {
 /// Runs a task with one image.
 async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
     let puller = Arc::new(CriPuller::new(containerd.endpoint().parse()?));
-    let executor = Executor::new(puller, NonZeroUsize::MIN, Limits::default());
+    let executor = Executor::new(puller, NonZeroUsize::MIN, CheckLimits::default());
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(120),
-        keys: vec![Arc::new(Key::anonymous())],
+        keys: vec![Arc::new(PullKey::anonymous())],
         download: Arc::default(),
         windows: None,
     };
@@ -57,7 +57,7 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
 #[tokio::test]
 async fn a_slow_try_is_dropped_and_resumed() -> Result<()> {
     let registry = Registry::start().await?;
-    let proxy = Proxy::http(registry.addr())?;
+    let proxy = Proxy::for_http(registry.addr())?;
     registry.route_through(&proxy)?;
     let containerd = Containerd::start("tries").await?;
     // The pull takes six seconds in total, and each attempt may take three.

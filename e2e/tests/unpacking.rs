@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use prepull_e2e::prelude::*;
-use prepull_e2e::proxy::Record;
+use prepull_e2e::proxy::ProxiedRequest;
 use tokio::time::timeout;
 
 use crate::fetch::{Hand, pull_command, said};
@@ -22,7 +22,7 @@ async fn layers_are_unpacked(hand: &Hand, layers: usize) -> Result<()> {
 }
 
 /// Requests of the runtime: only the runtime asks for a digest in this way, when it continues.
-fn asked_by_runtime(hand: &Hand) -> Vec<Record> {
+fn asked_by_runtime(hand: &Hand) -> Vec<ProxiedRequest> {
     let asked = hand.link.records().into_iter().filter(|record| record.method == "HEAD");
     asked.filter(|record| record.path.contains("/manifests/sha256:")).collect()
 }
@@ -87,8 +87,8 @@ pub(crate) async fn half_unpacked(containerd: &Containerd) -> Result<BTreeSet<St
 #[tokio::test]
 async fn killed_agents_leave_at_most_one_half() -> Result<()> {
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("killed-twice", &[160 * MIB, MIB])?;
+    let mut node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("killed-twice", &[160 * MIB, MIB])?;
     let job = site.job("killed-twice").images([&reference]).on(["edge-1"]).retries(3).apply().await?;
     let mut seen = BTreeSet::new();
     for kill in 1..=3 {
@@ -126,7 +126,7 @@ async fn is_whole(containerd: &Containerd, image: &Image) -> Result<()> {
 #[tokio::test]
 async fn an_agent_and_a_person_pull_the_same() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
+    let node = site.add_node("edge-1").await?.await?;
     // Without users, since the person gives none.
     let registry = Registry::start().await?;
     let image = Image::of_layers("both", &[160 * MIB, MIB])?;

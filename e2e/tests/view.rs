@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use prepull_api::crd::status::ImageStatus;
+use prepull_api::crd::status::JobImageStatus;
 use prepull_api::task::PulledBy;
 use prepull_e2e::kubernetes::{Fate, Installation, pods};
 use prepull_e2e::parts::workspace;
@@ -88,7 +88,7 @@ fn is_at_least(version: &str, release: (u32, u32)) -> bool {
 }
 
 /// Pulls an image ahead, and returns its status.
-async fn status_of(cluster: &Cluster, name: &str, image: &str) -> Result<ImageStatus> {
+async fn status_of(cluster: &Cluster, name: &str, image: &str) -> Result<JobImageStatus> {
     let status = cluster.job(name).images([image]).on(["edge-1"]).completes().await?;
     status.image("edge-1", image).cloned().context("no status")
 }
@@ -106,7 +106,10 @@ async fn agent_downloads(
     let by = (status.facts.pulled_by, status.facts.pulled_by_reason.as_str());
     assert_eq!(by, (Some(PulledBy::Agent), ""), "{name}");
     let repository = path.split(':').next().unwrap_or(path);
-    assert!(!registry.requests().of(repository).blob_fetches().is_empty(), "{name}: from elsewhere");
+    assert!(
+        !registry.requests().for_repository(repository).blob_fetches().is_empty(),
+        "{name}: from elsewhere"
+    );
     assert!(edge.containerd().has_image(reference).await?, "{name}");
     Ok(image)
 }
@@ -115,14 +118,15 @@ async fn agent_downloads(
 async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let cluster = kubernetes.cluster();
-    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), kubernetes.worker("edge-1"))?;
+    let (_server, mut edge) =
+        tokio::try_join!(kubernetes.add_worker("server-1"), kubernetes.add_worker("edge-1"))?;
     cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
 
     let (own, of_node, clients) =
         (Authority::new("own")?, Authority::new("node")?, Authority::new("clients")?);
     let plain = Registry::start().await?;
-    let private = Registry::start().named("private").tls(&own).clients_of(&clients).await?;
-    let trusted = Registry::start().named("trusted").tls(&of_node).await?;
+    let private = Registry::start().with_host("private").tls(&own).clients_of(&clients).await?;
+    let trusted = Registry::start().with_host("trusted").tls(&of_node).await?;
     for registry in [&plain, &private, &trusted] {
         edge.reaches(registry)?;
     }
@@ -138,7 +142,7 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
     let store = edge.path("/etc/ssl/certs");
     std::fs::write(store.join("ca-certificates.crt"), of_node.pem())?;
     std::os::unix::fs::symlink("/usr/local/share/ca-certificates/node.crt", store.join("0123abcd.0"))?;
-    let _installation = Installation::on(&kubernetes).await?;
+    let _installation = Installation::install_on(&kubernetes).await?;
 
     for (name, mirror) in [("plain", &plain), ("private", &private), ("trusted", &trusted)] {
         let reference = format!("{name}.example/team/app:v1");
@@ -182,7 +186,7 @@ async fn a_pod_downloads_as_containerd_does() -> Result<()> {
         println!("containerd itself, with its default: {by_containerd:?}");
     } else {
         job.fails().await?;
-        assert!(plain.requests().of("team/default").0.is_empty());
+        assert!(plain.requests().for_repository("team/default").0.is_empty());
     }
     Ok(())
 }
@@ -192,14 +196,14 @@ async fn a_pod_downloads_as_k3s_does() -> Result<()> {
     let kubernetes = Kubernetes::start().await?;
     let cluster = kubernetes.cluster();
     let edge = kubernetes.worker_of_k3s("edge-1");
-    let (_server, mut edge) = tokio::try_join!(kubernetes.worker("server-1"), edge)?;
+    let (_server, mut edge) = tokio::try_join!(kubernetes.add_worker("server-1"), edge)?;
     cluster.label_node("edge-1", "node-role.kubernetes.io/edge", Some("")).await?;
 
     let of_node = Authority::new("node")?;
     let (mirror, near) = (Registry::start().await?, Registry::start().await?);
-    let far = Registry::start().named("far.example").tls(&of_node).await?;
+    let far = Registry::start().with_host("far.example").tls(&of_node).await?;
     let closed = Registry::start().user("node", &password("node")).await?;
-    let proxy = Proxy::connect(far.addr())?;
+    let proxy = Proxy::for_connect(far.addr())?;
     for addr in [mirror.addr(), closed.addr(), proxy.addr()] {
         edge.reaches_at(addr)?;
     }
@@ -208,18 +212,22 @@ async fn a_pod_downloads_as_k3s_does() -> Result<()> {
     leads_as_k3s(&edge, "near.example", nearby)?;
     std::fs::write(edge.path("/etc/ssl/certs/ca-certificates.crt"), of_node.pem())?;
     provides(&edge, &closed, "node")?;
-    let installation = Installation::copy(&kubernetes).await?;
+    let installation = Installation::copy_manifests(&kubernetes).await?;
     installation.set_images()?;
     installation.set_address()?;
     let edges = "edgecore-prepull/kustomization.yaml";
-    installation.set(edges, "# components:\n#   - runtimes/k3s\n", "components:\n  - runtimes/k3s\n")?;
-    installation.set(edges, "#   - monitoring\n", &documented_patch()?)?;
+    installation.replace_text(
+        edges,
+        "# components:\n#   - runtimes/k3s\n",
+        "components:\n  - runtimes/k3s\n",
+    )?;
+    installation.replace_text(edges, "#   - monitoring\n", &documented_patch()?)?;
     let (proxied, direct, server) = (proxy.addr(), nearby.ip(), "PREPULL_SERVER=");
     let proxies = ["HTTPS_PROXY", "HTTP_PROXY"].map(|name| format!("{name}=http://{proxied}\n      - "));
     let proxies = format!("{}NO_PROXY={direct}\n      - {server}", proxies.concat());
-    installation.set(edges, server, &proxies)?;
-    installation.cloud().await?;
-    installation.edges().await?;
+    installation.replace_text(edges, server, &proxies)?;
+    installation.install_cloud().await?;
+    installation.install_edges().await?;
 
     let of_closed = closed.image("team/closed:v1");
     for case in [
@@ -230,7 +238,7 @@ async fn a_pod_downloads_as_k3s_does() -> Result<()> {
     ] {
         agent_downloads(cluster, &edge, case).await?;
     }
-    assert_eq!(Vec::from_iter(closed.requests().of("team/closed").users()), ["node"]);
+    assert_eq!(Vec::from_iter(closed.requests().for_repository("team/closed").users()), ["node"]);
     // Requests to other hosts go through the proxy, and no others.
     let asked: Vec<_> = proxy.records().into_iter().map(|record| (record.method, record.path)).collect();
     let far_only = asked.iter().all(|(method, to)| method == "CONNECT" && to == "far.example:443");

@@ -27,8 +27,8 @@ fn window(opens: Timestamp, duration: String) -> WindowSpec {
 #[tokio::test]
 async fn a_pull_waits_for_its_window() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("windowed", &[SIZE])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("windowed", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
     site.link.throttle(Some(RATE));
     let far = window(Timestamp::now().checked_add(12.hours())?, "1h".to_owned());
@@ -89,8 +89,8 @@ fn window_is_closed(status: &ImagePrePullJobStatus) -> bool {
 #[tokio::test]
 async fn no_window_interrupts_the_last_unpacking() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("arrived", &[96 * MIB])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("arrived", &[96 * MIB])?;
     let job = site.job("arrived").images([&reference]).on(["edge-1"]).apply().await?;
     let unpacks = async {
         while half_unpacked(node.containerd()).await?.is_empty() {}
@@ -115,9 +115,9 @@ async fn no_window_interrupts_the_last_unpacking() -> Result<()> {
 #[tokio::test]
 async fn present_images_need_no_window() -> Result<()> {
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
-    let (_, there) = site.image("is-there", &[MIB])?;
-    let (missing, of_missing) = site.image("is-missing", &[SIZE])?;
+    let mut node = site.add_node("edge-1").await?.args(&["--parallel-pulls", "1"]).await?;
+    let (_, there) = site.seed_image("is-there", &[MIB])?;
+    let (missing, of_missing) = site.seed_image("is-missing", &[SIZE])?;
     site.job("before").images([&there]).on(["edge-1"]).completes().await?;
     site.link.throttle(Some(RATE));
     // The present image waits behind the other one, and is looked up after the window has closed.
@@ -173,18 +173,18 @@ async fn an_image_pull_job_waits_for_its_window() -> Result<()> {
     let opening = Timestamp::now().checked_add(80.seconds())?;
     let WindowSpec { start, duration, time_zone, .. } = window(opening, "1h".to_owned());
     let window = format!("{start}+{duration} {time_zone}");
-    let node = site.node("edge-1").await?.args(&["--download-window", &window]).await?;
-    let (image, reference) = site.image("pull-job-windowed", &[MIB])?;
-    let tag = site.cluster.node_image("edge-1").image(&reference);
-    let job = site.pull_job("windowed", &reference).on(["edge-1"]).apply().await?;
+    let node = site.add_node("edge-1").await?.args(&["--download-window", &window]).await?;
+    let (image, reference) = site.seed_image("pull-job-windowed", &[MIB])?;
+    let tag = site.cluster.node_image("edge-1").referenced_tag(&reference);
+    let job = site.pull_job("windowed", &reference).on_nodes(["edge-1"]).apply().await?;
     let waits = format!("waits for its window, opens at {start} UTC");
     let says = |status: Option<&ImageTagStatus>| {
         status.is_some_and(|status| status.phase == PullPhase::Pulling && status.message.starts_with(&waits))
     };
-    tag.until("says what it waits for", |_, status| says(status)).await?;
+    tag.until_met("says what it waits for", |_, status| says(status)).await?;
     assert_eq!((site.fetches(&image), node.has_image(&reference).await?), (0, false));
 
-    let status = job.within(Duration::from_secs(180)).completes().await?;
+    let status = job.with_limit(Duration::from_secs(180)).completes().await?;
     assert_eq!((status.succeeded, status.failed), (1, 0), "{status:?}");
     let tag = tag.status().await?.context("no status")?;
     assert_eq!((tag.phase, tag.message.as_str()), (PullPhase::Succeeded, ""), "{tag:?}");
@@ -196,8 +196,8 @@ async fn an_image_pull_job_waits_for_its_window() -> Result<()> {
 #[tokio::test]
 async fn changed_windows_stop_and_release_a_pull() -> Result<()> {
     let site = Site::start().await?;
-    let node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("edited", &[SIZE])?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("edited", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
     site.link.throttle(Some(RATE));
     let job = site.job("edited").images([&reference]).on(["edge-1"]).timeout_seconds(40).apply().await?;
@@ -233,8 +233,8 @@ async fn changed_windows_stop_and_release_a_pull() -> Result<()> {
 async fn a_changed_limit_applies_to_a_download() -> Result<()> {
     const SPAN: Duration = Duration::from_secs(2);
     let site = Site::start().await?;
-    let _node = site.node("edge-1").await?.await?;
-    let (image, reference) = site.image("recapped", &[SIZE])?;
+    let _node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("recapped", &[SIZE])?;
     let layer = image.blobs().last().context("no layer")?;
     // Slow enough for the change to arrive long before the layer, also on a busy machine.
     site.link.throttle(Some(2 * MIB));

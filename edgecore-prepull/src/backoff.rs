@@ -34,7 +34,7 @@ impl Backoff {
 
 /// A number from 0 to 1, evenly distributed. It comes from the operating system, so that edges cloned from one disk
 /// draw different numbers.
-pub(crate) fn random() -> f64 {
+pub(crate) fn random_fraction() -> f64 {
     let mut bytes = [0; 4];
     // Where the system has no random bytes, TLS fails as well; any number will do.
     match SystemRandom::new().fill(&mut bytes) {
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn random_numbers_are_within_0_and_1() {
-        let drawn: Vec<f64> = (0..100).map(|_| random()).collect();
+        let drawn: Vec<f64> = (0..100).map(|_| random_fraction()).collect();
         assert!(drawn.iter().all(|chance| (0.0..=1.0).contains(chance)));
         assert!(drawn.windows(2).any(|pair| (pair[0] - pair[1]).abs() > 0.1));
     }

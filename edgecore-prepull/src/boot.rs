@@ -30,7 +30,7 @@ impl BootTime {
     }
 
     /// Computes the time since an earlier moment of the same boot. `None` if the machine has been booted since.
-    pub(crate) fn since(self, earlier: Self) -> Option<Duration> {
+    pub(crate) fn elapsed_since(self, earlier: Self) -> Option<Duration> {
         (self.id == earlier.id).then(|| Duration::from_millis(self.millis.saturating_sub(earlier.millis)))
     }
 }

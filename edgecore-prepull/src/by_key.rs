@@ -11,7 +11,7 @@ pub(crate) struct ByKey<T> {
 
 impl<T: Default> ByKey<T> {
     /// The value of this key, shared by all holders.
-    pub(crate) fn of(&self, key: &str) -> Arc<T> {
+    pub(crate) fn shared_value(&self, key: &str) -> Arc<T> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(value) = held.get(key).and_then(Weak::upgrade) {
             return value;
@@ -34,8 +34,8 @@ mod tests {
     #[test]
     fn unheld_keys_are_dropped() {
         let values = ByKey::<AtomicU64>::default();
-        values.of("sha256:a").store(7, Ordering::Relaxed);
-        assert_eq!(values.of("sha256:a").load(Ordering::Relaxed), 0);
+        values.shared_value("sha256:a").store(7, Ordering::Relaxed);
+        assert_eq!(values.shared_value("sha256:a").load(Ordering::Relaxed), 0);
         assert_eq!(values.held.lock().unwrap().len(), 1);
     }
 }

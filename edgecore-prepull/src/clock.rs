@@ -39,7 +39,7 @@ impl CloudClock {
 
     /// The time since 1970, or a lower bound of it.
     pub(crate) fn now(&self) -> Duration {
-        self.of_cloud().unwrap_or_else(|| own().max(built()))
+        self.of_cloud().unwrap_or_else(|| machine_time().max(build_time()))
     }
 
     /// The time of day. 1970 if it isn't known.
@@ -66,7 +66,7 @@ impl TimeProvider for CloudClock {
 
 /// Whether this machine's own clock is plausible.
 pub(crate) fn is_machine_set() -> bool {
-    own() >= built()
+    machine_time() >= build_time()
 }
 
 /// Verifies certificates at this time. If the clock isn't set, verifies at the time from which they are valid.
@@ -93,12 +93,12 @@ pub(crate) fn verify_at<T>(
 }
 
 /// The time of this machine's clock.
-fn own() -> Duration {
+fn machine_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// The time at which this program was built, or an earlier one.
-fn built() -> Duration {
+fn build_time() -> Duration {
     let built = BUILT.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
     // A build from an archive without history says 0.
     built.unwrap_or_default().max(WRITTEN)
@@ -147,6 +147,10 @@ mod tests {
 
     #[test]
     fn no_build_is_from_the_future() {
-        assert!(built() >= WRITTEN && built() <= own() + Duration::from_secs(24 * 3600), "{:?}", built());
+        assert!(
+            build_time() >= WRITTEN && build_time() <= machine_time() + Duration::from_secs(24 * 3600),
+            "{:?}",
+            build_time()
+        );
     }
 }

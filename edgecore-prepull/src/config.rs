@@ -12,7 +12,7 @@ use prepull_api::sites::MAX_ADDRESSES;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 
-use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, printable};
+use crate::cloud::endpoint::{BadUrl, Urls, parse_enroll_url, parse_tunnel_url, printable_start};
 use crate::cloud::identity::DEFAULT_STATE_DIR;
 use crate::cloud::tunnel::dial::PeerAddress;
 use crate::images::fetch::{
@@ -23,7 +23,7 @@ use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::settings::Own;
 pub use crate::units::{Amount, Percent};
-pub(crate) use values::{DownloadWindow, KeepTime, Listen, MaxTasks, Patience, PeerAddressText, Rate};
+pub(crate) use values::{DownloadWindow, KeepTime, Listen, MaxTasks, PeerAddressText, PeerPatience, Rate};
 
 /// The number of layers of one image that containerd fetches at a time. More would only share the same link.
 // The value is not zero.
@@ -36,7 +36,7 @@ const DEFAULT_CPU_MAX_LOAD: Percent = Percent(90);
 /// Settings from one source, the flags or the file. Every field is optional; [`Effective`] has the defaults.
 #[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Settings {
+pub(crate) struct AgentSettings {
     /// Directory with the identity and the ledger [default: /var/lib/edgecore-prepull]
     #[arg(long, value_name = "DIR", env = "PREPULL_STATE_DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,7 +107,7 @@ pub(crate) struct Settings {
     /// should deliver [default: 60s]
     #[arg(long, value_name = "TIME", env = "PREPULL_PEER_PATIENCE")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) peer_patience: Option<Patience>,
+    pub(crate) peer_patience: Option<PeerPatience>,
     /// Bytes a second that all neighbours together may read from this node, as 10MiB [default: no limit]
     #[arg(long, value_name = "RATE", env = "PREPULL_PEER_MAX_UPLOAD_RATE")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,7 +170,7 @@ pub(crate) struct Effective {
     /// Outside of these nothing is downloaded; none: always.
     pub(crate) download_windows: Vec<DownloadWindow>,
     /// The limits of the check items.
-    pub(crate) limits: Limits,
+    pub(crate) limits: CheckLimits,
     /// `--make-room`, if it's given: the cloud can't go beyond it.
     pub(crate) makes_room: Option<bool>,
     /// `--keep-unfinished`, if it's given, likewise.
@@ -187,7 +187,7 @@ pub(crate) struct Effective {
 
 impl Effective {
     /// The upper bounds of what the cloud may set.
-    pub(crate) fn own(&self) -> Own {
+    pub(crate) fn own_bounds(&self) -> Own {
         Own {
             max_download_rate: self.fetch.max_rate,
             peer_max_upload_rate: self.peers.max_upload_rate.map(|Rate(rate)| rate),
@@ -206,14 +206,14 @@ pub(crate) struct PeerSettings {
     /// Where they reach that; nothing for the address that the tunnel is from.
     pub(crate) advertise: Vec<PeerAddressText>,
     /// How long the cloud may be silent.
-    pub(crate) patience: Patience,
+    pub(crate) patience: PeerPatience,
     /// Bytes a second that they may read.
     pub(crate) max_upload_rate: Option<Rate>,
 }
 
 impl PeerSettings {
     /// Where the neighbours reach this node, if it listens at this port.
-    pub(crate) fn address(&self, port: Option<u16>) -> PeerAddress {
+    pub(crate) fn announced_address(&self, port: Option<u16>) -> PeerAddress {
         match port {
             None => PeerAddress::None,
             Some(port) if self.advertise.is_empty() => PeerAddress::Port(port),
@@ -230,9 +230,9 @@ fn describe_problem(text: &str, error: &serde_saphyr::Error) -> String {
     let problem = DefaultMessageFormatter.format_message(error.without_snippet());
     let place = error.location().and_then(|at| {
         let line = usize::try_from(at.line()).ok()?.checked_sub(1)?;
-        Some(format!(", line {}, {:?}", line + 1, printable(text.lines().nth(line)?.trim())))
+        Some(format!(", line {}, {:?}", line + 1, printable_start(text.lines().nth(line)?.trim())))
     });
-    format!("{}: {}", place.unwrap_or_default(), printable(&problem))
+    format!("{}: {}", place.unwrap_or_default(), printable_start(&problem))
 }
 
 /// The URLs of the flags if there are any, or else those of the file.
@@ -259,7 +259,7 @@ fn read_urls<'de, D: Deserializer<'de>>(
 
 /// The limits of the check items: requirements that a node must meet before a task pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct CheckLimits {
     /// Free space that the image file system must have (check item disk).
     pub disk_min_free: Amount,
     /// Memory that must be available (check item mem).
@@ -268,7 +268,7 @@ pub struct Limits {
     pub cpu_max_load: Percent,
 }
 
-impl Default for Limits {
+impl Default for CheckLimits {
     fn default() -> Self {
         Self {
             disk_min_free: DEFAULT_DISK_MIN_FREE,
@@ -278,7 +278,7 @@ impl Default for Limits {
     }
 }
 
-impl Settings {
+impl AgentSettings {
     /// Reads a file. An unknown key is an error that names the key.
     pub(crate) fn from_file(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
@@ -325,8 +325,8 @@ impl Settings {
             image_credential_provider_bin_dir,
             image_credential_provider_timeout,
         } = self;
-        let defaults = Limits::default();
-        let limits = Limits {
+        let defaults = CheckLimits::default();
+        let limits = CheckLimits {
             disk_min_free: disk_min_free.or(file.disk_min_free).unwrap_or(defaults.disk_min_free),
             mem_min_free: mem_min_free.or(file.mem_min_free).unwrap_or(defaults.mem_min_free),
             cpu_max_load: cpu_max_load.or(file.cpu_max_load).unwrap_or(defaults.cpu_max_load),

@@ -23,7 +23,7 @@ pub(crate) struct Health {
 }
 
 /// Asks the agent; it listens on this address.
-pub(crate) async fn ask(listen: SocketAddr) -> io::Result<Health> {
+pub(crate) async fn fetch_health(listen: SocketAddr) -> io::Result<Health> {
     let metrics = get(listen, "/metrics").await?;
     let is_runtime_up = get(listen, "/readyz").await?.starts_with("HTTP/1.0 200 ");
     Ok(Health { session: find_session(&metrics), is_runtime_up })
@@ -44,7 +44,7 @@ fn find_session(metrics: &str) -> Option<String> {
 /// HTTP/1.0, so that the answer is not chunked and ends with the connection.
 pub(crate) async fn get(listen: SocketAddr, path: &str) -> io::Result<String> {
     let exchange = async {
-        let mut stream = TcpStream::connect(dialled(listen)).await?;
+        let mut stream = TcpStream::connect(dial_address(listen)).await?;
         stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {listen}\r\n\r\n").as_bytes()).await?;
         let mut answer = Vec::new();
         stream.take(MAX_ANSWER).read_to_end(&mut answer).await?;
@@ -54,7 +54,7 @@ pub(crate) async fn get(listen: SocketAddr, path: &str) -> io::Result<String> {
 }
 
 /// A listener on all addresses also listens on loopback.
-fn dialled(listen: SocketAddr) -> SocketAddr {
+fn dial_address(listen: SocketAddr) -> SocketAddr {
     let ip = match listen {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         SocketAddr::V6(v6) if v6.ip().is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -67,12 +67,12 @@ fn dialled(listen: SocketAddr) -> SocketAddr {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::metrics::Metrics;
+    use crate::metrics::AgentMetrics;
 
     #[test]
     fn the_metrics_show_the_connection() {
-        let metrics = Metrics::default();
-        let session = |metrics: &Metrics| find_session(&metrics.render());
+        let metrics = AgentMetrics::default();
+        let session = |metrics: &AgentMetrics| find_session(&metrics.render());
         assert_eq!(session(&metrics), None);
         metrics.set_connected(true);
         assert_eq!(session(&metrics).as_deref(), Some("cloudcore-prepull"));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_wildcard_listener_is_asked_on_loopback() {
-        let of = |text: &str| dialled(text.parse().unwrap()).to_string();
+        let of = |text: &str| dial_address(text.parse().unwrap()).to_string();
         assert_eq!(of("0.0.0.0:1"), "127.0.0.1:1");
         assert_eq!(of("[::]:1"), "[::1]:1");
         assert_eq!(of("127.0.0.2:1"), "127.0.0.2:1");

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageResult, TaskOutcome};
 use prepull_program::metrics::{Build, DURATION_BUCKETS};
-use prepull_window::{Openings, State};
+use prepull_window::{Openings, WindowState};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -33,13 +33,13 @@ prepull_program::metrics! {
         /// Tasks in the ledger
         open_tasks: Gauge,
         /// Tasks that ended, by outcome
-        tasks: Family<Outcome, Counter>,
+        tasks: Family<OutcomeLabels, Counter>,
         /// Images that ended, by outcome
-        images: Family<Outcome, Counter>,
+        images: Family<OutcomeLabels, Counter>,
         /// Images that failed, by the code of the failure
         image_failures: Family<Code, Counter>,
         /// Bytes of images that the agent has downloaded itself, by source: registry, or peer for the neighbours of its site
-        downloaded_bytes: Family<Source, Counter>,
+        downloaded_bytes: Family<SourceLabels, Counter>,
         /// Bytes of layers that were rebuilt from deltas, and so not downloaded
         delta_saved_bytes: Counter,
         /// Images that came by layers although the registry has deltas to them, by the reason
@@ -53,7 +53,7 @@ prepull_program::metrics! {
         /// Pulls, by who has downloaded: agent or runtime
         pulls: Family<By, Counter>,
         /// Seconds from the first try of an image to its end, by outcome
-        image_duration_seconds: Family<Outcome, Histogram, fn() -> Histogram>
+        image_duration_seconds: Family<OutcomeLabels, Histogram, fn() -> Histogram>
             = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
         /// Tries to pull an image that failed, by the class of the error, which decides what happens next, and its code
         failed_tries: Family<ClassAndCode, Counter>,
@@ -70,7 +70,7 @@ prepull_program::metrics! {
         /// Runs of credential providers' plugins, by outcome
         credential_provider_execs: Family<ProviderOutcome, Counter>,
         /// How long a run of a credential provider's plugin took
-        credential_provider_exec_duration_seconds: Family<Provider, Histogram, fn() -> Histogram>
+        credential_provider_exec_duration_seconds: Family<ProviderLabels, Histogram, fn() -> Histogram>
             = Family::new_with_constructor(|| Histogram::new(PLUGIN_BUCKETS)),
     }
 }
@@ -79,7 +79,7 @@ prepull_program::metrics! {
 const PLUGIN_BUCKETS: [f64; 7] = [0.05, 0.2, 0.5, 2.0, 5.0, 15.0, 60.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabels {
     outcome: &'static str,
 }
 
@@ -89,13 +89,13 @@ struct By {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Source {
+struct SourceLabels {
     source: &'static str,
 }
 
 /// The source of bytes that do not come from a neighbour.
-const REGISTRY: Source = Source { source: "registry" };
-const PEER: Source = Source { source: "peer" };
+const REGISTRY: SourceLabels = SourceLabels { source: "registry" };
+const PEER: SourceLabels = SourceLabels { source: "peer" };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
@@ -119,7 +119,7 @@ struct Address {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Provider {
+struct ProviderLabels {
     provider: String,
 }
 
@@ -144,7 +144,7 @@ pub(crate) enum PluginOutcome {
 
 /// All metrics of edgecore-prepull, whether the container runtime answers, and what a person at the box asks for.
 #[derive(Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct AgentMetrics {
     registry: Registry,
     counted: Counted,
     runtime_up: AtomicBool,
@@ -153,7 +153,7 @@ pub(crate) struct Metrics {
     status: StatusBoard,
 }
 
-impl Default for Metrics {
+impl Default for AgentMetrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("edgecore_prepull");
         let counted = Counted::default();
@@ -169,7 +169,7 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl AgentMetrics {
     /// Connection and tasks, for a person at the box.
     pub(crate) fn status(&self) -> &StatusBoard {
         &self.status
@@ -196,7 +196,7 @@ impl Metrics {
     /// Counts a task that ended.
     pub(crate) fn count_task(&self, outcome: TaskOutcome) {
         let outcome = outcome.as_str();
-        self.counted.tasks.get_or_create(&Outcome { outcome }).inc();
+        self.counted.tasks.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
     /// Counts an image that ended, by whether it's on the node now, and if not, by the reason. Also counts a pull, by
@@ -204,14 +204,14 @@ impl Metrics {
     pub(crate) fn count_image(&self, result: &ImageResult) {
         let is_there = result.outcome.is_on_node();
         let outcome = if is_there { "there" } else { "failed" };
-        self.counted.images.get_or_create(&Outcome { outcome }).inc();
+        self.counted.images.get_or_create(&OutcomeLabels { outcome }).inc();
         if !is_there {
             let code = result.code.unwrap_or(FailureCode::Other).as_str();
             self.counted.image_failures.get_or_create(&Code { code }).inc();
         }
         if let Some(took) = result.took {
             let durations = &self.counted.image_duration_seconds;
-            durations.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
+            durations.get_or_create(&OutcomeLabels { outcome }).observe(took.as_secs_f64());
         }
         if let Some(by) = result.facts.pulled_by {
             self.counted.pulls.get_or_create(&By { by: by.as_str() }).inc();
@@ -270,7 +270,7 @@ impl Metrics {
             ..
         } = &self.counted;
         let provider = provider.to_owned();
-        durations.get_or_create(&Provider { provider: provider.clone() }).observe(took.as_secs_f64());
+        durations.get_or_create(&ProviderLabels { provider: provider.clone() }).observe(took.as_secs_f64());
         runs.get_or_create(&ProviderOutcome { provider, outcome }).inc();
     }
 
@@ -284,9 +284,9 @@ impl Metrics {
         let known = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((windows, clock)) = &*known else { return };
         let state = match timestamp(clock.wall()) {
-            Some(now) => windows.state(now),
+            Some(now) => windows.state_at(now),
             // No window opens while the time is unknown.
-            None => State { is_open: windows.is_always(), until: None },
+            None => WindowState { is_open: windows.is_always(), until: None },
         };
         self.counted.download_window_open.set(i64::from(state.is_open));
         let change = state.until.map_or(0, Timestamp::as_second);

@@ -24,27 +24,27 @@ use tracing::{Instrument, info, info_span, warn};
 use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, TUNNEL_SCHEME, Urls};
 use crate::cloud::identity::{Connection, Identity, IdentityError};
 use crate::cloud::join::{self, JoinArgs};
-use crate::cloud::tunnel::Link;
+use crate::cloud::tunnel::TunnelSender;
 use crate::cloud::tunnel::dial::{self, Dial};
-use crate::commands::args::{Cli, Command, RunArgs};
+use crate::commands::args::{AgentCommand, Cli, RunArgs};
 use crate::commands::install::machine::{find_init, is_packaged};
-use crate::commands::install::places::Places;
+use crate::commands::install::places::InstallPlaces;
 use crate::commands::install::plan::Init;
 use crate::commands::{install, pull, status, uninstall, upgrade};
-use crate::config::{Effective, Listen, MaxTasks, Settings};
+use crate::config::{AgentSettings, Effective, Listen, MaxTasks};
 use crate::images::fetch::{Fetching, Neighbourhood};
 use crate::images::providers::{Providers, Stderr};
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::images::site::Hub;
-use crate::images::site::server::Server;
-use crate::metrics::Metrics;
+use crate::images::site::server::PeerServer;
+use crate::metrics::AgentMetrics;
 use crate::node_clock::node_clock;
 use crate::settings::{CloudSettings, InForce};
 use crate::tasks::ledger::Ledger;
-use crate::tasks::node::{Node, NodeConfig, Recorder};
-use crate::upgrade::{Launched, Obstacles, Upgrades, launch, relaunch};
+use crate::tasks::node::{NodeAgent, NodeConfig, RecordWriter};
+use crate::upgrade::{Launched, Obstacles, Upgrades, launch_chosen, relaunch};
 
 mod http;
 
@@ -70,14 +70,14 @@ pub fn main() -> ExitCode {
     // A second installation fails without harm: the provider is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = match cli.command {
-        Command::Install(args) => block_on(install::run(*args)),
-        Command::Uninstall(args) => block_on(uninstall::run(args)),
-        Command::Join(args) => block_on(join(args)),
-        Command::Run(args) => run_agent(*args),
-        Command::Pull(args) => block_on(pull::run(args)),
-        Command::Upgrade(args) => block_on(upgrade::run(*args)),
-        Command::Status(args) => block_on(status::run(args)),
-        Command::Completion { shell } => {
+        AgentCommand::Install(args) => block_on(install::run(*args)),
+        AgentCommand::Uninstall(args) => block_on(uninstall::run(args)),
+        AgentCommand::Join(args) => block_on(run_join(args)),
+        AgentCommand::Run(args) => run_agent(*args),
+        AgentCommand::Pull(args) => block_on(pull::run(args)),
+        AgentCommand::Upgrade(args) => block_on(upgrade::run(*args)),
+        AgentCommand::Status(args) => block_on(status::run(args)),
+        AgentCommand::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "edgecore-prepull", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
         }
@@ -101,7 +101,7 @@ fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<
     outcome
 }
 
-async fn join(args: JoinArgs) -> anyhow::Result<ExitCode> {
+async fn run_join(args: JoinArgs) -> anyhow::Result<ExitCode> {
     for flaw in Proxies::from_env().flaws() {
         writeln!(std::io::stderr(), "{flaw}")?;
     }
@@ -113,13 +113,13 @@ async fn join(args: JoinArgs) -> anyhow::Result<ExitCode> {
 fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { config, settings, log } = args;
     log::start(&log, "")?;
-    let file = config.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
+    let file = config.as_deref().map(AgentSettings::from_file).transpose()?.unwrap_or_default();
     let settings = settings.or_file(file);
     block_on(async {
-        match launch(&settings.state_dir, settings.metrics_listen).await {
+        match launch_chosen(&settings.state_dir, settings.metrics_listen).await {
             Launched::Own => match run_until_stopped(settings).await? {
-                Ended::Stopped => Ok(ExitCode::SUCCESS),
-                Ended::Upgrading => relaunch(),
+                AgentEnd::Stopped => Ok(ExitCode::SUCCESS),
+                AgentEnd::Upgrading => relaunch(),
             },
             Launched::Other(code) => Ok(code),
         }
@@ -127,7 +127,7 @@ fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Why the agent has ended.
-enum Ended {
+enum AgentEnd {
     /// By a signal.
     Stopped,
     /// Another version will be tried.
@@ -135,8 +135,8 @@ enum Ended {
 }
 
 /// Starts the parts of the agent, waits for a signal or for the end of a part, and stops the others.
-async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
-    let own = settings.own();
+async fn run_until_stopped(settings: Effective) -> anyhow::Result<AgentEnd> {
+    let own = settings.own_bounds();
     let Effective {
         state_dir,
         tunnel_urls,
@@ -154,8 +154,8 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
         kubelet_dir,
         providers,
     } = settings;
-    let metrics = Arc::new(Metrics::default());
-    metrics.status().start(SystemTime::now());
+    let metrics = Arc::new(AgentMetrics::default());
+    metrics.status().mark_started(SystemTime::now());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
     check_urls(&tunnel_urls, &enroll_urls)?;
     let clock = node_clock(download_windows)?;
@@ -170,7 +170,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
 
     let shutdown = CancellationToken::new();
     let tasks = TaskTracker::new();
-    if let Some(listener) = listen("--metrics-listen", metrics_listen).await? {
+    if let Some(listener) = bind_listener("--metrics-listen", metrics_listen).await? {
         info!(address = %listener.local_addr()?, "metrics and health listen");
         tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
     }
@@ -179,23 +179,23 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let puller = Fetching::over_cri(CriPuller::new(endpoint), fetch).counted_in(metrics.clone());
     let puller = Arc::new(puller.shared_with(neighbourhood).with_clock(identity.clock().clone()));
     let limited = puller.clone();
-    tasks.spawn(follow(settings.clone(), shutdown.clone(), move |now| {
+    tasks.spawn(follow_settings(settings.clone(), shutdown.clone(), move |now| {
         limited.bucket().set_rate(now.max_download_rate);
         limited.set_room(now.room);
     }));
     let mut peer_port = None;
-    if let Some(listener) = listen("--peer-listen", peers.listen).await? {
+    if let Some(listener) = bind_listener("--peer-listen", peers.listen).await? {
         let address = listener.local_addr()?;
         info!(%address, "the neighbours of the site can read layers");
         peer_port = Some(address.port());
-        let server = Server::new(hub.clone(), identity.clone(), puller.store(), metrics.clone());
+        let server = PeerServer::new(hub.clone(), identity.clone(), puller.store(), metrics.clone());
         let limited = server.clone();
-        let apply = move |now: &InForce| limited.bucket().set_rate(now.peer_max_upload_rate);
-        tasks.spawn(follow(settings.clone(), shutdown.clone(), apply));
+        let apply = move |now: &InForce| limited.upload_bucket().set_rate(now.peer_max_upload_rate);
+        tasks.spawn(follow_settings(settings.clone(), shutdown.clone(), apply));
         tasks.spawn(server.serve(listener, shutdown.clone()));
     }
-    let peer_address = peers.address(peer_port);
-    let upgrades = Arc::new(Upgrades::new(&state_dir, obstacles(metrics_listen)));
+    let peer_address = peers.announced_address(peer_port);
+    let upgrades = Arc::new(Upgrades::new(&state_dir, upgrade_obstacles(metrics_listen)));
     let asked = upgrades.clone();
     let config = NodeConfig {
         max_tasks,
@@ -212,18 +212,18 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<Ended> {
     let watched = puller.clone();
     let watching = shutdown.clone().run_until_cancelled_owned(async move { watched.watch_uses().await });
     tasks.spawn(watching);
-    let records = Recorder::start(ledger).await?;
-    let node = Node::new(puller.clone(), records, config, metrics.clone());
+    let records = RecordWriter::start(ledger).await?;
+    let node = NodeAgent::new(puller.clone(), records, config, metrics.clone());
     tasks.spawn(probe_runtime(puller, metrics.clone(), shutdown.clone()));
     tasks.spawn(
         identity.clone().keep_renewed(enroll_urls, shutdown.clone()).instrument(info_span!("renewal")),
     );
 
     let (events, tunnel_events) = mpsc::channel(EVENTS);
-    let (link, outgoing) = Link::new(MESSAGES);
+    let (link, outgoing) = TunnelSender::new(MESSAGES);
     let node = tasks.spawn(node.run(tunnel_events, link, shutdown.clone()));
-    let dial = Dial::new(dial::Settings::default(), identity, events, shutdown.clone());
-    let dialler = dial.measured(metrics, peer_address).keep_session(tunnel_urls, outgoing);
+    let dial = Dial::new(dial::TunnelSettings::default(), identity, events, shutdown.clone());
+    let dialler = dial.with_metrics(metrics, peer_address).keep_session(tunnel_urls, outgoing);
     let tunnel = tasks.spawn(dialler.instrument(info_span!("tunnel")));
     tasks.close();
 
@@ -240,17 +240,17 @@ async fn wait_for_end(
     asked: &Upgrades,
     tunnel: JoinHandle<Result<(), BadUrl>>,
     node: JoinHandle<()>,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<AgentEnd> {
     tokio::select! {
         signal = wait_for_termination() => {
             signal.map(|signal| {
                 info!(signal, "stopping; running tasks continue after the next start");
-                Ended::Stopped
+                AgentEnd::Stopped
             })
         }
         () = asked.wait_for_restart() => {
             info!("stopping, so that another version is tried; running tasks continue in it");
-            Ok(Ended::Upgrading)
+            Ok(AgentEnd::Upgrading)
         }
         ended = tunnel => match ended {
             Ok(ended) => ended.map_err(anyhow::Error::from).and(Err(anyhow!("the tunnel ended"))),
@@ -264,13 +264,17 @@ async fn wait_for_end(
 }
 
 /// Applies the settings in force until `shutdown`.
-async fn follow(settings: Arc<CloudSettings>, shutdown: CancellationToken, apply: impl Fn(&InForce)) {
+async fn follow_settings(
+    settings: Arc<CloudSettings>,
+    shutdown: CancellationToken,
+    apply: impl Fn(&InForce),
+) {
     let _ = shutdown.run_until_cancelled(settings.follow(apply)).await;
 }
 
 /// What keeps tasks from upgrading this agent.
-fn obstacles(listen: Listen) -> Obstacles {
-    let places = Places::default();
+fn upgrade_obstacles(listen: Listen) -> Obstacles {
+    let places = InstallPlaces::default();
     Obstacles {
         is_container: find_init(&places) == Init::Container,
         is_packaged: is_packaged(&places),
@@ -287,7 +291,7 @@ fn log_surroundings(providers: &Providers) {
 }
 
 /// Listens on the address of this flag, unless it's off.
-async fn listen(flag: &str, to: Listen) -> anyhow::Result<Option<TcpListener>> {
+async fn bind_listener(flag: &str, to: Listen) -> anyhow::Result<Option<TcpListener>> {
     let Listen::On(address) = to else { return Ok(None) };
     let listener = TcpListener::bind(address).await;
     let listener = listener
@@ -299,7 +303,7 @@ async fn listen(flag: &str, to: Listen) -> anyhow::Result<Option<TcpListener>> {
 fn check_urls(tunnel_urls: &Urls, enroll_urls: &Urls) -> Result<(), BadUrl> {
     for (urls, scheme) in [(tunnel_urls, TUNNEL_SCHEME), (enroll_urls, ENROLL_SCHEME)] {
         if !urls.is_empty() {
-            urls.endpoints(scheme)?;
+            urls.parse_endpoints(scheme)?;
         }
     }
     Ok(())
@@ -316,7 +320,7 @@ fn fill_in_urls(tunnel: Urls, enroll: Urls, state_dir: &Path) -> Result<(Urls, U
 }
 
 /// Keeps the end of the certificate in the metrics, over its renewals.
-async fn measure_certificate(identity: Identity, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+async fn measure_certificate(identity: Identity, metrics: Arc<AgentMetrics>, shutdown: CancellationToken) {
     let mut current = identity.watch();
     let measuring = async {
         loop {
@@ -329,7 +333,7 @@ async fn measure_certificate(identity: Identity, metrics: Arc<Metrics>, shutdown
 }
 
 /// Probes the container runtime at intervals, and logs when it goes or comes back.
-async fn probe_runtime(puller: Arc<impl Puller>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+async fn probe_runtime(puller: Arc<impl Puller>, metrics: Arc<AgentMetrics>, shutdown: CancellationToken) {
     let mut was_up = None;
     let probing = async {
         loop {

@@ -48,7 +48,7 @@ pub(crate) struct Own {
     pub(crate) keep_unfinished: Option<Duration>,
 }
 
-/// What holds now. The windows are part of [`crate::tasks::agent::NodeClock`].
+/// What holds now. The windows are part of [`crate::tasks::agent::NodeWindows`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InForce {
     /// Bytes a second that all pulls together may download.
@@ -63,7 +63,7 @@ pub(crate) struct InForce {
 
 impl Own {
     /// The stricter of each.
-    fn with(&self, cloud: &NodeSettings) -> InForce {
+    fn combine_with(&self, cloud: &NodeSettings) -> InForce {
         let threshold = cloud.image_gc_high_threshold.map_or(self.room.gc_high_threshold, |percent| {
             Percent(u32::from(percent).min(self.room.gc_high_threshold.0))
         });
@@ -131,26 +131,26 @@ impl CloudSettings {
 
     /// What's in force now.
     pub(crate) fn in_force(&self) -> InForce {
-        self.own.with(&self.cloud.borrow())
+        self.own.combine_with(&self.cloud.borrow())
     }
 
     /// Applies what's in force now, and what follows, in an endless loop.
     pub(crate) async fn follow(&self, apply: impl Fn(&InForce)) -> Infallible {
         let mut cloud = self.cloud.subscribe();
         loop {
-            apply(&self.own.with(&cloud.borrow_and_update()));
+            apply(&self.own.combine_with(&cloud.borrow_and_update()));
             // The sender is borrowed here, so this can't fail.
             let _ = cloud.changed().await;
         }
     }
 
     /// Puts settings of the cloud in force.
-    pub(crate) fn take(&self, cloud: NodeSettings) {
+    pub(crate) fn put_in_force(&self, cloud: NodeSettings) {
         self.cloud.send_replace(cloud);
     }
 
     /// Writes what the cloud has set last, so that it survives a power cut, and returns it. Tries until that succeeds.
-    pub(crate) async fn keep(self: Arc<Self>) -> NodeSettings {
+    pub(crate) async fn persist_latest(self: Arc<Self>) -> NodeSettings {
         loop {
             let settings = self.clone();
             match spawn_blocking(move || settings.store()).await.map_err(io::Error::from).flatten() {
@@ -223,7 +223,7 @@ mod tests {
             (Some(3000), cloud(5000, Some(95)), (Some(3000), 85)),
             (Some(3000), cloud(2000, None), (Some(2000), 85)),
         ] {
-            let in_force = own(rate, None).with(&cloud);
+            let in_force = own(rate, None).combine_with(&cloud);
             let rate = in_force.max_download_rate.map(NonZeroU64::get);
             assert_eq!((rate, in_force.room.gc_high_threshold.0), expected, "{cloud:?}");
         }
@@ -242,7 +242,7 @@ mod tests {
             let own = Own { keep_unfinished: own_time.map(hours), ..Own::unlimited() };
             let cloud = NodeSettings { keep_unfinished: cloud.map(hours), ..NodeSettings::default() };
             assert_eq!(
-                own.with(&cloud).keep_unfinished,
+                own.combine_with(&cloud).keep_unfinished,
                 hours(expected),
                 "own {own_time:?}, cloud {cloud:?}"
             );
@@ -252,7 +252,10 @@ mod tests {
     #[test]
     fn a_node_that_refuses_makes_no_room() {
         let makes_room = |own_rule, make_room| {
-            own(None, own_rule).with(&NodeSettings { make_room, ..NodeSettings::default() }).room.make_room
+            own(None, own_rule)
+                .combine_with(&NodeSettings { make_room, ..NodeSettings::default() })
+                .room
+                .make_room
         };
         for (own, cloud, expected) in [
             (None, None, false),
@@ -271,8 +274,8 @@ mod tests {
         let load = || Arc::new(CloudSettings::load(dir.path(), own(None, None)));
         let set = NodeSettings { max_download_rate: NonZeroU64::new(4096), ..NodeSettings::default() };
         let before = load();
-        before.take(set.clone());
-        assert_eq!(before.keep().await, set);
+        before.put_in_force(set.clone());
+        assert_eq!(before.persist_latest().await, set);
         assert_eq!(load().of_cloud(), set);
         fs::write(dir.path().join(FILE), "{").unwrap();
         assert!(load().of_cloud().is_empty());
@@ -288,7 +291,7 @@ mod tests {
             for rate in [5000, 2000] {
                 sleep(Duration::from_secs(1)).await;
                 let max_download_rate = NonZeroU64::new(rate);
-                settings.take(NodeSettings { max_download_rate, ..NodeSettings::default() });
+                settings.put_in_force(NodeSettings { max_download_rate, ..NodeSettings::default() });
             }
             sleep(Duration::from_secs(1)).await;
         };

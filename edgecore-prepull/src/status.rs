@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use prepull_api::settings::NodeSettings;
-use prepull_api::task::{Bytes, ImagePhase, ImageProgress, Task, TaskId};
+use prepull_api::task::{ByteProgress, ImagePhase, ImageProgress, Task, TaskId};
 use serde::{Deserialize, Serialize};
 
 /// A rate without a report for this long isn't one of now.
@@ -70,7 +70,7 @@ pub(crate) struct TaskStatus {
 pub(crate) struct DownloadStatus {
     pub(crate) image: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) bytes: Option<Bytes>,
+    pub(crate) bytes: Option<ByteProgress>,
     pub(crate) bytes_per_second: u64,
     /// Why the last attempt failed.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -112,18 +112,18 @@ impl StatusBoard {
     }
 
     /// The agent has started.
-    pub(crate) fn start(&self, now: SystemTime) {
+    pub(crate) fn mark_started(&self, now: SystemTime) {
         self.lock().started = Some(now);
     }
 
     /// A session with this address has begun.
-    pub(crate) fn connect(&self, address: String, now: SystemTime) {
+    pub(crate) fn mark_connected(&self, address: String, now: SystemTime) {
         let since = Some(text_of(now));
         self.lock().cloud = CloudStatus { connected: true, address, since, ..CloudStatus::default() };
     }
 
     /// A session, or an attempt at one, has ended.
-    pub(crate) fn disconnect(&self, address: String, reason: String, wait: Duration, now: SystemTime) {
+    pub(crate) fn mark_disconnected(&self, address: String, reason: String, wait: Duration, now: SystemTime) {
         let cloud = &mut self.lock().cloud;
         // Not connected since the end of the session, and not since the last attempt.
         let since = if cloud.connected { Some(text_of(now)) } else { cloud.since.take() };
@@ -142,18 +142,18 @@ impl StatusBoard {
     }
 
     /// An executor works on the task.
-    pub(crate) fn begin(&self, task: &Task) {
+    pub(crate) fn begin_task(&self, task: &Task) {
         let names = task.images.iter().map(|image| image.image.clone()).collect();
         self.lock().running.insert(task.id.clone(), RunningTask { names, ..RunningTask::default() });
     }
 
     /// An executor has ended.
-    pub(crate) fn end(&self, task: &TaskId) {
+    pub(crate) fn end_task(&self, task: &TaskId) {
         self.lock().running.remove(task);
     }
 
     /// Images have changed.
-    pub(crate) fn note(&self, task: &TaskId, images: &[ImageProgress], waits: &str, now: Instant) {
+    pub(crate) fn note_progress(&self, task: &TaskId, images: &[ImageProgress], waits: &str, now: Instant) {
         let mut board = self.lock();
         let Some(running) = board.running.get_mut(task) else { return };
         waits.clone_into(&mut running.waits);
@@ -232,10 +232,15 @@ mod tests {
     #[test]
     fn an_outage_lasts_since_its_session_ended() {
         let board = StatusBoard::default();
-        board.connect("a:1".to_owned(), at(10));
+        board.mark_connected("a:1".to_owned(), at(10));
         assert_eq!(board.read(Instant::now()).cloud.since.unwrap(), "1970-01-01T00:00:10Z");
         for attempt in [20, 30] {
-            board.disconnect("b:1".to_owned(), "refused".to_owned(), Duration::from_secs(5), at(attempt));
+            board.mark_disconnected(
+                "b:1".to_owned(),
+                "refused".to_owned(),
+                Duration::from_secs(5),
+                at(attempt),
+            );
         }
         let cloud = board.read(Instant::now()).cloud;
         assert!(!cloud.connected && cloud.reason == "refused" && cloud.address == "b:1");
@@ -266,18 +271,18 @@ mod tests {
         };
         let status = TaskStatus { title: "spring".to_owned(), images: 1, ..TaskStatus::default() };
         board.set_tasks(vec![(id.clone(), status)]);
-        board.begin(&task);
+        board.begin_task(&task);
         let progress = |phase, done| ImageProgress {
             index: 0,
             phase,
-            bytes: Some(Bytes { done, total: 9_000 }),
+            bytes: Some(ByteProgress { done, total: 9_000 }),
             attempts: 1,
             reason: String::new(),
             code: None,
         };
-        board.note(&id, &[progress(ImagePhase::Pulling, 1_000)], "", began);
+        board.note_progress(&id, &[progress(ImagePhase::Pulling, 1_000)], "", began);
         let later = began + Duration::from_secs(2);
-        board.note(&id, &[progress(ImagePhase::Pulling, 5_000)], "waits: its job is paused", later);
+        board.note_progress(&id, &[progress(ImagePhase::Pulling, 5_000)], "waits: its job is paused", later);
         let shown = board.read(later).tasks.remove(0);
         assert_eq!(
             (shown.downloads[0].image.as_str(), shown.downloads[0].bytes_per_second),
@@ -285,9 +290,9 @@ mod tests {
         );
         assert_eq!(shown.waits, "waits: its job is paused");
         assert_eq!(board.read(later + STALE).tasks[0].downloads[0].bytes_per_second, 0);
-        board.note(&id, &[progress(ImagePhase::Done, 9_000)], "", later);
+        board.note_progress(&id, &[progress(ImagePhase::Done, 9_000)], "", later);
         assert_eq!(board.read(later).tasks[0].downloads, []);
-        board.end(&id);
+        board.end_task(&id);
         assert!(board.lock().running.is_empty());
     }
 }

@@ -18,11 +18,11 @@ mod of_task;
 mod program;
 mod record;
 
-pub(crate) use files::{Files, MOST_BYTES};
-pub(crate) use launch::{Launched, launch, relaunch};
+pub(crate) use files::{MOST_BYTES, UpgradeFiles};
+pub(crate) use launch::{Launched, launch_chosen, relaunch};
 pub(crate) use of_task::{Obstacles, Upgrades};
 pub(crate) use program::{put_on_trial, read_key, signature_by};
-pub(crate) use record::{Outcome, Program, Record, Stage};
+pub(crate) use record::{Program, TrialOutcome, UpgradeRecord, UpgradeStage};
 
 /// The program in the released images.
 pub(crate) const PATH: &str = "usr/local/bin/edgecore-prepull";

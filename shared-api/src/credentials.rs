@@ -8,6 +8,6 @@ mod pattern;
 mod tests;
 
 pub use config::{EntryProblem, Lookup, RegistryConfig, SecretError};
-pub use consent::{ALLOW, ALLOW_HOSTS, Consent, ConsentError, Refusal, SecretUser};
+pub use consent::{ALLOW, ALLOW_HOSTS, Consent, ConsentError, ConsentRefusal, SecretUser};
 pub use credential::{RegistryCredential, Sensitive};
 pub use pattern::{PatternError, RegistryPattern};

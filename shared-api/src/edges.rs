@@ -141,7 +141,7 @@ impl EdgeQuery {
 #[serde(rename_all = "camelCase")]
 pub struct EdgeList {
     /// One page of the edges that were asked for.
-    pub items: Vec<Edge>,
+    pub items: Vec<ListedEdge>,
     /// The edges that were asked for, over all pages.
     pub total: usize,
     /// Those of them that are connected.
@@ -150,9 +150,9 @@ pub struct EdgeList {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<NodeName>,
     /// Since when connections are known: the beginning of the leader's term. What was connected only before it is shown as
-    /// not connected, and with no [`Edge::last_seen`].
+    /// not connected, and with no [`ListedEdge::last_seen`].
     pub known_since: Time,
-    /// The label that holds [`Edge::site`]. Absent from older leaders, which use [`SITE_LABEL`].
+    /// The label that holds [`ListedEdge::site`]. Absent from older leaders, which use [`SITE_LABEL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site_label: Option<String>,
     /// The version of the leader, which agents should have. Absent from older leaders.
@@ -164,7 +164,7 @@ pub struct EdgeList {
 /// connected, and if it's too old to report them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Edge {
+pub struct ListedEdge {
     /// Name of the Node.
     pub name: NodeName,
     /// Whether it has a session.
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn the_answer_keeps_its_bytes() {
         let time = |second| Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap());
-        let known = Edge {
+        let known = ListedEdge {
             name: "edge-1".into(),
             connected: true,
             connected_since: Some(time(1)),
@@ -295,7 +295,7 @@ mod tests {
                 heard: time(3),
             }],
         };
-        let unknown = Edge { name: "edge-2".into(), ..Edge::default() };
+        let unknown = ListedEdge { name: "edge-2".into(), ..ListedEdge::default() };
         let list = EdgeList {
             items: vec![known, unknown],
             total: 3,

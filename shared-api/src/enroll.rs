@@ -53,7 +53,7 @@ impl SubjectForm {
     }
 
     /// The form that a request asks for. Agents of release 0.1 ask for none.
-    pub fn requested(organisation: Option<&str>) -> Self {
+    pub fn from_request(organisation: Option<&str>) -> Self {
         if organisation == Some(Self::Own.organisation()) { Self::Own } else { Self::Kubelet }
     }
 }
@@ -67,7 +67,7 @@ pub struct EnrollRequest {
     pub token: Sensitive,
     /// PEM. Only its public key counts.
     pub csr: String,
-    /// The organisation that the edge knows to be that of its certificate: [`SubjectForm::requested`].
+    /// The organisation that the edge knows to be that of its certificate: [`SubjectForm::from_request`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organisation: Option<String>,
 }
@@ -77,7 +77,7 @@ pub struct EnrollRequest {
 pub struct RenewRequest {
     /// PEM. Only its public key counts.
     pub csr: String,
-    /// The organisation that the edge knows to be that of its certificate: [`SubjectForm::requested`].
+    /// The organisation that the edge knows to be that of its certificate: [`SubjectForm::from_request`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organisation: Option<String>,
 }

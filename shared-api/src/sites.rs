@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Both messages describe a state and may be repeated, lost or late. An edge sends [`Blobs`] only to a cloud that
-//! announces them with [`crate::wire::Welcome::tickets`], and the cloud sends [`Sources`] only in answer.
+//! announces them with [`crate::wire::Welcome::tickets`], and the cloud sends [`BlobSources`] only in answer.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -109,7 +109,7 @@ pub enum PeerFault {
 
 /// Where a node gets blobs from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sources {
+pub struct BlobSources {
     /// The task of [`Blobs`].
     pub task: TaskId,
     /// At most [`MAX_BLOBS`]. What is not named stays as it was; any message is a sign that the others are waited for.
@@ -141,7 +141,7 @@ pub enum From {
     /// A neighbour: the first of these that delivers. At most [`MAX_PEERS`].
     Peers {
         /// The neighbours.
-        peers: Vec<Peer>,
+        peers: Vec<BlobPeer>,
     },
     /// Nowhere yet: another node is getting it. What only a newer version knows is taken for this.
     #[serde(other)]
@@ -150,7 +150,7 @@ pub enum From {
 
 /// A neighbour that has a blob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Peer {
+pub struct BlobPeer {
     /// Its name, which its certificate must show.
     pub node: NodeName,
     /// Where it listens, each as HOST:PORT. At most [`MAX_ADDRESSES`].

@@ -193,7 +193,7 @@ pub enum ImagePhase {
 
 /// Progress of an image in bytes of its compressed layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bytes {
+pub struct ByteProgress {
     /// Bytes that are in the content store.
     pub done: u64,
     /// Bytes of the whole image; 0 while unknown.
@@ -210,7 +210,7 @@ pub struct ImageProgress {
     pub phase: ImagePhase,
     /// Bytes of the image. Absent if the runtime does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<Bytes>,
+    pub bytes: Option<ByteProgress>,
     /// Number of tries so far.
     pub attempts: u32,
     /// Why the last try failed; empty if none did. At most [`crate::wire::MAX_REASON`] bytes.
@@ -318,7 +318,7 @@ pub struct ImageResult {
     pub code: Option<FailureCode>,
     /// Bytes of the image. Absent if the runtime does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<Bytes>,
+    pub bytes: Option<ByteProgress>,
     /// Number of tries, the first one included; 0 if none was made.
     pub attempts: u32,
     /// Whether the runtime keeps the image from garbage collection. Absent if the task does not ask for that.

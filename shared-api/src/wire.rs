@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::credentials::RegistryCredential;
 use crate::download::{DownloadTerms, Window};
 use crate::settings::NodeSettings;
-use crate::sites::{Blobs, PeerDoor, Sources, TicketTerms};
+use crate::sites::{BlobSources, Blobs, PeerDoor, TicketTerms};
 use crate::task::{ImageProgress, JobUid, Task, TaskId, TaskResult, millis, optional_millis};
 
 /// Websocket subprotocol. A breaking change of the messages needs a new one.
@@ -55,7 +55,7 @@ pub enum EdgeMessage {
         task: TaskId,
     },
     /// Progress of a task. Limited to one per [`Welcome::progress_interval`] and task; may be lost.
-    Progress(Progress),
+    Progress(TaskProgress),
     /// Final result of a task. Sent again in every session until it is acknowledged.
     Result(TaskResult),
     /// Answer to [`CloudMessage::Trust`]: the CAs are on the edge's disk.
@@ -110,7 +110,7 @@ pub enum CloudMessage {
         jobs: Arc<[JobUid]>,
     },
     /// Where to get blobs from. Only for an edge that has asked by [`EdgeMessage::Blobs`].
-    Sources(Sources),
+    Sources(BlobSources),
     /// The CAs to trust from now on. Only for an edge with `trusts` in its `Hello`.
     Trust(TrustedCas),
     /// Asks the edge to close the session and to reconnect later. Takes precedence over the edge's own backoff.
@@ -276,7 +276,7 @@ pub struct Assign {
     #[serde(with = "millis")]
     pub remaining: Duration,
     /// Keys, to which [`crate::task::ImageTask::key`] is an index. The edge keeps them in memory only.
-    pub keys: Vec<Key>,
+    pub keys: Vec<PullKey>,
     /// How the task may download. Absent from clouds that have no such terms.
     #[serde(default, skip_serializing_if = "DownloadTerms::is_default")]
     pub download: DownloadTerms,
@@ -285,7 +285,7 @@ pub struct Assign {
 /// How to authenticate a pull.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
-pub enum Key {
+pub enum PullKey {
     /// No secret has a credential for the image: the edge asks the node's credential providers, and pulls anonymously
     /// if they have none either.
     Anonymous {
@@ -309,7 +309,7 @@ pub enum Key {
     Other,
 }
 
-impl Key {
+impl PullKey {
     /// An anonymous pull without a note.
     pub fn anonymous() -> Self {
         Self::Anonymous { note: String::new() }
@@ -319,7 +319,7 @@ impl Key {
 /// The progress of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Progress {
+pub struct TaskProgress {
     /// Identity of the task.
     pub task: TaskId,
     /// Progress of the images for which it has changed.
@@ -344,7 +344,7 @@ pub enum DecodeError {
 /// Decodes one frame. Never panics on any text.
 ///
 /// The error gives line and column and never quotes the frame, which might contain a credential.
-pub fn decode<T: DeserializeOwned>(frame: &str) -> Result<T, DecodeError> {
+pub fn decode_frame<T: DeserializeOwned>(frame: &str) -> Result<T, DecodeError> {
     if frame.len() > MAX_MESSAGE {
         return Err(DecodeError::TooLarge(frame.len()));
     }
@@ -359,7 +359,7 @@ pub fn decode<T: DeserializeOwned>(frame: &str) -> Result<T, DecodeError> {
 }
 
 /// Encodes one frame.
-pub fn encode<T: Serialize>(message: &T) -> Result<String, DecodeError> {
+pub fn encode_frame<T: Serialize>(message: &T) -> Result<String, DecodeError> {
     let frame = serde_json::to_string(message).map_err(|error| DecodeError::Malformed(error.to_string()))?;
     if frame.len() > MAX_MESSAGE { Err(DecodeError::TooLarge(frame.len())) } else { Ok(frame) }
 }

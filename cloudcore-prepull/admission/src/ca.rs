@@ -15,27 +15,30 @@ pub const CA_CONFIG_MAP: &str = "prepull-ca";
 pub const BUNDLE: &str = "ca.crt";
 
 /// The SHA-256 of a CA's certificate.
-pub type Fingerprint = [u8; 32];
+pub type CaFingerprint = [u8; 32];
 
 /// The hash that new join tokens carry: that of the CA that signs, as cloudcore-prepull publishes it.
-pub async fn published(client: kube::Client, namespace: &str) -> kube::Result<Option<Fingerprint>> {
+pub async fn published_fingerprint(
+    client: kube::Client,
+    namespace: &str,
+) -> kube::Result<Option<CaFingerprint>> {
     let maps: Api<ConfigMap> = Api::namespaced(client, namespace);
     let map = maps.get_opt(CA_CONFIG_MAP).await?;
     Ok(map.and_then(|map| signer_of(map.data?.get(BUNDLE)?)))
 }
 
 /// The hash of the first certificate.
-pub fn signer_of(bundle: &str) -> Option<Fingerprint> {
+pub fn signer_of(bundle: &str) -> Option<CaFingerprint> {
     let signer = CertificateDer::pem_slice_iter(bundle.as_bytes()).next()?.ok()?;
     Some(crate::sha256(&signer))
 }
 
-/// The start of a CA's [`Fingerprint`]: enough to tell the CAs of an installation apart.
+/// The start of a CA's [`CaFingerprint`]: enough to tell the CAs of an installation apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CaId([u8; 8]);
 
-impl From<Fingerprint> for CaId {
-    fn from(fingerprint: Fingerprint) -> Self {
+impl From<CaFingerprint> for CaId {
+    fn from(fingerprint: CaFingerprint) -> Self {
         let mut start = [0; 8];
         start.copy_from_slice(&fingerprint[..8]);
         Self(start)

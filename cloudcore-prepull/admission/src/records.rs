@@ -8,18 +8,18 @@ use std::collections::BTreeMap;
 
 use prepull_api::task::NodeName;
 
-use record::{Change, NodeRecord};
+use record::{NodeRecord, RecordChange};
 use shard::ShardId;
-use store::{RosterError, Store};
+use store::{RosterError, ShardStore};
 
 /// The records, for a command that makes a change and ends.
 #[derive(Clone, Debug)]
-pub struct Records(Store);
+pub struct Records(ShardStore);
 
 impl Records {
     /// The records in the ConfigMaps of `namespace`.
     pub fn in_cluster(client: kube::Client, namespace: &str) -> Self {
-        Self(Store::in_cluster(client, namespace))
+        Self(ShardStore::in_cluster(client, namespace))
     }
 
     /// All records, by the nodes' names.
@@ -30,14 +30,14 @@ impl Records {
 
     /// The node's record, empty if there is none.
     pub async fn get(&self, node: &NodeName) -> Result<NodeRecord, RosterError> {
-        Ok(self.0.read(ShardId::of(node)).await?.record(node))
+        Ok(self.0.read(ShardId::for_node(node)).await?.record(node))
     }
 
     /// Makes a change. Returns the record before and after it.
     pub async fn change(
         &self,
         node: &NodeName,
-        change: &Change,
+        change: &RecordChange,
     ) -> Result<(NodeRecord, NodeRecord), RosterError> {
         self.0.change(node, change).await
     }

@@ -13,9 +13,9 @@ use prepull_api::enroll::{JoinToken, TOKEN_ID_LEN, TOKEN_SECRET_LEN, hex};
 use prepull_api::task::NodeName;
 use ring::rand::{SecureRandom, SystemRandom};
 
-use record::{Decision, Record};
 pub use record::{RedeemError, Scope, SecretHash};
-use store::Store;
+use record::{TokenDecision, TokenRecord};
+use store::TokenStore;
 pub use store::{StoreError, TOKEN_LABEL, hash_of, id_of};
 
 /// The most attempts to mark a token as used. One fails only if the same token was changed at the same moment.
@@ -62,19 +62,19 @@ pub struct ListedToken {
 
 /// All join tokens.
 #[derive(Clone, Debug)]
-pub struct Tokens {
-    store: Store,
+pub struct JoinTokens {
+    store: TokenStore,
 }
 
-impl Tokens {
+impl JoinTokens {
     /// Tokens that are stored as Secrets in `namespace`.
     pub fn in_cluster(client: kube::Client, namespace: &str) -> Self {
-        Self { store: Store::in_cluster(client, namespace) }
+        Self { store: TokenStore::in_cluster(client, namespace) }
     }
 
     /// Tokens that are stored in this process, for tests.
     pub fn in_memory() -> Self {
-        Self { store: Store::in_memory() }
+        Self { store: TokenStore::in_memory() }
     }
 
     /// Creates a token for the server with the CA fingerprint `ca`. The full token is only in the return value.
@@ -107,7 +107,7 @@ impl Tokens {
             id: random_hex(TOKEN_ID_LEN)?,
             secret: Sensitive::new(random_hex(TOKEN_SECRET_LEN)?),
         };
-        let record = Record::new(&token, scope, now + ttl, revocation);
+        let record = TokenRecord::new(&token, scope, now + ttl, revocation);
         self.store.create(&token.id, &record).await?;
         // A user who may only create tokens can't delete any; the new token is valid anyway.
         let _ = self.delete_expired(now).await;
@@ -139,9 +139,9 @@ impl Tokens {
         let (id, secret) = JoinToken::split_bearer(bearer).map_err(|_| RedeemError::Malformed)?;
         for _ in 0..MARK_ATTEMPTS {
             let (record, version) = self.store.get(id).await?.ok_or(RedeemError::Unknown)?;
-            let is_admitted = match record.redeem(secret, node, key, now)? {
-                Decision::Admit => true,
-                Decision::AdmitOnceMarked(marked) => self.store.replace(id, &marked, version).await?,
+            let is_admitted = match record.decide_join(secret, node, key, now)? {
+                TokenDecision::Admit => true,
+                TokenDecision::AdmitOnceMarked(marked) => self.store.replace(id, &marked, version).await?,
             };
             if is_admitted {
                 return Ok((record.scope, record.after_revocation));
@@ -155,7 +155,7 @@ impl Tokens {
         let mut valid = Vec::new();
         for (id, record) in self.store.list().await? {
             match record {
-                Some(Record { scope, expires, used_by, secret_hash: _, after_revocation: _ })
+                Some(TokenRecord { scope, expires, used_by, secret_hash: _, after_revocation: _ })
                     if expires > now =>
                 {
                     valid.push(ListedToken { id, scope, expires, used: used_by.is_some() });
@@ -186,7 +186,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     async fn refusal(
-        tokens: &Tokens,
+        tokens: &JoinTokens,
         token: &JoinToken,
         node: &str,
         key: u8,
@@ -200,7 +200,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_nodes_token_admits_one_key() {
-        let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
+        let (tokens, now) = (JoinTokens::in_memory(), SystemTime::now());
         let token = tokens.create([1; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
         assert_eq!(refusal(&tokens, &token, "edge-2", 1, now).await, RedeemError::OtherNode("edge-1".into()));
         for _ in 0..2 {
@@ -212,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_one_concurrent_key_is_admitted() {
-        let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
+        let (tokens, now) = (JoinTokens::in_memory(), SystemTime::now());
         let token = tokens.create([1; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
         let (bearer, node) = (token.bearer(), NodeName::from("edge-1"));
         let tries = (0..20).map(|key| tokens.redeem(bearer.expose(), &node, [key; 32], now));
@@ -223,7 +223,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_fleet_token_admits_every_node_name() {
-        let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
+        let (tokens, now) = (JoinTokens::in_memory(), SystemTime::now());
         let token = tokens.create([1; 32], Scope::Fleet, HOUR, now).await.unwrap();
         for (node, key) in [("edge-1", 1), ("edge-2", 2)] {
             tokens.redeem(token.bearer().expose(), &node.into(), [key; 32], now).await.unwrap();
@@ -234,7 +234,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_wrong_secret_reveals_nothing() {
-        let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
+        let (tokens, now) = (JoinTokens::in_memory(), SystemTime::now());
         let token = tokens.create([1; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
         let guessed = JoinToken { secret: Sensitive::new("0".repeat(64)), ..token.clone() };
         assert_eq!(refusal(&tokens, &guessed, "edge-2", 1, now + HOUR).await, RedeemError::Unknown);
@@ -246,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn listing_and_revoking_delete_tokens() {
-        let (tokens, now) = (Tokens::in_memory(), SystemTime::now());
+        let (tokens, now) = (JoinTokens::in_memory(), SystemTime::now());
         let short = tokens.create([1; 32], Scope::Fleet, HOUR, now).await.unwrap();
         let long = tokens.create([1; 32], Scope::Fleet, 3 * HOUR, now).await.unwrap();
         let ids = |listed: Vec<ListedToken>| listed.into_iter().map(|token| token.id).collect::<Vec<_>>();

@@ -102,7 +102,7 @@ impl Action {
 
 /// Which of the first lists have arrived. Before that an engine does not know all that there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct FirstLists {
     /// The Nodes.
     pub nodes: bool,
     /// The ImagePrePullJobs, with the reports of those that go on.
@@ -120,7 +120,7 @@ pub struct Engine {
     settings: FleetSettings,
     /// The fingerprint of the credentials that were given last for each entitlement of jobs that share.
     last_keys: BTreeMap<Arc<str>, u64>,
-    listed: Listed,
+    listed: FirstLists,
     /// Whether the list of the ImagePrePullJobs has arrived. Some of them may still be read.
     has_jobs: bool,
 }
@@ -152,7 +152,7 @@ impl Engine {
                 self.tell_settings(&event);
                 self.listed.nodes |= matches!(event, FleetEvent::Nodes(_));
                 if let Some(event) = self.share_with_kruise(event, now) {
-                    self.prepull.hear(event, now);
+                    self.prepull.note_fleet_event(event, now);
                 }
                 self.limit_sites(now);
             }
@@ -214,7 +214,7 @@ impl Engine {
     }
 
     /// Which of the first lists have arrived.
-    pub fn listed(&self) -> Listed {
+    pub fn listed(&self) -> FirstLists {
         self.listed
     }
 
@@ -250,7 +250,7 @@ impl Engine {
     /// Passes on the limits of jobs that have changed.
     fn limit_sites(&mut self, now: Timestamp) {
         for (job, max_rate) in self.prepull.take_new_rates() {
-            self.sites.limit(&job, max_rate, now);
+            self.sites.limit_job(&job, max_rate, now);
         }
     }
 
@@ -290,7 +290,7 @@ impl Engine {
                 }
             }
             FleetEvent::NodeGone(node) => self.settings.relabel(node),
-            FleetEvent::Session(event) => self.settings.hear(event),
+            FleetEvent::Session(event) => self.settings.note_session_event(event),
         }
     }
 
@@ -318,15 +318,15 @@ impl Engine {
     fn share_with_kruise(&mut self, event: FleetEvent, now: Timestamp) -> Option<FleetEvent> {
         let Some(kruise) = &mut self.kruise else { return Some(event) };
         match &event {
-            FleetEvent::Nodes(nodes) => kruise.hear(FleetEvent::Nodes(nodes.clone()), now),
-            FleetEvent::Node(node) => kruise.hear(FleetEvent::Node(node.clone()), now),
-            FleetEvent::NodeGone(node) => kruise.hear(FleetEvent::NodeGone(node.clone()), now),
+            FleetEvent::Nodes(nodes) => kruise.note_fleet_event(FleetEvent::Nodes(nodes.clone()), now),
+            FleetEvent::Node(node) => kruise.note_fleet_event(FleetEvent::Node(node.clone()), now),
+            FleetEvent::NodeGone(node) => kruise.note_fleet_event(FleetEvent::NodeGone(node.clone()), now),
             FleetEvent::Session(_) => {}
         }
         let FleetEvent::Session(event) = event else { return Some(event) };
-        let (of_node_images, of_jobs) = split(event);
+        let (of_node_images, of_jobs) = split_event(event);
         if let Some(event) = of_node_images {
-            kruise.hear(FleetEvent::Session(event), now);
+            kruise.note_fleet_event(FleetEvent::Session(event), now);
         }
         of_jobs.map(FleetEvent::Session)
     }
@@ -341,7 +341,7 @@ impl Engine {
 }
 
 /// What of a session's event concerns tasks of NodeImages, and what those of jobs.
-fn split(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
+fn split_event(event: SessionEvent) -> (Option<SessionEvent>, Option<SessionEvent>) {
     match event {
         SessionEvent::Up { node, session, hello } => {
             let (of_node_images, of_jobs) =

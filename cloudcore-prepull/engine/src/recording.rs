@@ -19,12 +19,12 @@ use crate::prepull::controller::{self, Content};
 use crate::sites::SiteSettings;
 
 /// How many actions there were of each [kind](Action::kind).
-pub type Counts = BTreeMap<String, usize>;
+pub type ActionCounts = BTreeMap<String, usize>;
 
 /// One line. `I` is [`Input`] where a recording is read, and `&Input` where it is written.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Entry<I> {
+pub enum RecordingEntry<I> {
     /// A leader began its work, with an engine that knows nothing.
     #[serde(rename_all = "camelCase")]
     Begin {
@@ -48,11 +48,11 @@ pub enum Entry<I> {
         /// The time that the engine was given, in RFC 3339.
         at: String,
         /// What it answered.
-        actions: Counts,
+        actions: ActionCounts,
     },
 }
 
-impl Entry<&Input> {
+impl RecordingEntry<&Input> {
     /// The line, with its line feed.
     ///
     /// # Errors
@@ -65,8 +65,8 @@ impl Entry<&Input> {
 }
 
 /// The number of actions of each kind.
-pub fn count(actions: &[Action]) -> Counts {
-    let mut counts = Counts::new();
+pub fn count_actions(actions: &[Action]) -> ActionCounts {
+    let mut counts = ActionCounts::new();
     for action in actions {
         *counts.entry(action.kind().to_owned()).or_default() += 1;
     }
@@ -121,7 +121,7 @@ pub struct Replay {
     /// The last status that was to be written of each ImagePrePullJob, by the job's name.
     pub statuses: BTreeMap<String, ImagePrePullJobStatus>,
     /// The actions of each kind, over all.
-    pub actions: Counts,
+    pub actions: ActionCounts,
     /// Where other actions came out than were recorded, in words. Empty, unless the engine has changed since.
     pub differences: Vec<String>,
 }
@@ -142,7 +142,7 @@ pub fn replay(
         if text.is_empty() {
             continue;
         }
-        let entry: Entry<Input> = match serde_json::from_slice(&text) {
+        let entry: RecordingEntry<Input> = match serde_json::from_slice(&text) {
             Ok(entry) => entry,
             Err(source) => match cut.replace(ReplayError::Parse { line, recorder: recorder.clone(), source })
             {
@@ -153,15 +153,15 @@ pub fn replay(
         };
         // A process that was killed leaves half a line: the last one, or the one before the next process begins.
         if let Some(error) = cut.take()
-            && !matches!(entry, Entry::Begin { .. })
+            && !matches!(entry, RecordingEntry::Begin { .. })
         {
             return Err(error);
         }
-        if replay.leaders == 0 && !matches!(entry, Entry::Begin { .. }) {
+        if replay.leaders == 0 && !matches!(entry, RecordingEntry::Begin { .. }) {
             return Err(ReplayError::NoBeginning { line });
         }
         match entry {
-            Entry::Begin { version, kruise_node_selector, sites } => {
+            RecordingEntry::Begin { version, kruise_node_selector, sites } => {
                 replay.leaders += 1;
                 recorder = version;
                 engine = match kruise_node_selector {
@@ -173,14 +173,14 @@ pub fn replay(
                 }
                 .with_sites(sites);
             }
-            Entry::Input { at, input } => {
+            RecordingEntry::Input { at, input } => {
                 replay.inputs += 1;
-                engine.handle(input, time(&at, line)?);
+                engine.handle(input, parse_time(&at, line)?);
             }
-            Entry::Flush { at, actions: recorded } => {
-                let now = time(&at, line)?;
+            RecordingEntry::Flush { at, actions: recorded } => {
+                let now = parse_time(&at, line)?;
                 let actions = engine.flush(now);
-                let counts = count(&actions);
+                let counts = count_actions(&actions);
                 if counts != recorded {
                     replay
                         .differences
@@ -191,7 +191,7 @@ pub fn replay(
                 }
                 for action in actions {
                     watch(now, &action);
-                    replay.keep(action);
+                    replay.keep_status(action);
                 }
             }
         }
@@ -204,7 +204,7 @@ pub fn replay(
 }
 
 impl Replay {
-    fn keep(&mut self, action: Action) {
+    fn keep_status(&mut self, action: Action) {
         if let Action::Prepull(controller::Action::Write { name, content: Content::Status(status), .. }) =
             action
         {
@@ -213,7 +213,7 @@ impl Replay {
     }
 }
 
-fn time(at: &str, line: usize) -> Result<Timestamp, ReplayError> {
+fn parse_time(at: &str, line: usize) -> Result<Timestamp, ReplayError> {
     at.parse().map_err(|error| ReplayError::Value { line, problem: format!("{at:?} is no time: {error}") })
 }
 
@@ -222,20 +222,20 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn lines(entries: &[Entry<&Input>]) -> Vec<u8> {
+    fn lines(entries: &[RecordingEntry<&Input>]) -> Vec<u8> {
         entries.iter().flat_map(|entry| entry.to_line().unwrap()).collect()
     }
 
     #[test]
     fn a_recording_may_span_several_leaders() {
         let at = "2026-01-01T00:00:00Z".to_owned();
-        let begin = || Entry::Begin {
+        let begin = || RecordingEntry::Begin {
             version: "made up".to_owned(),
             kruise_node_selector: None,
             sites: SiteSettings::default(),
         };
-        let input = || Entry::Input { at: at.clone(), input: &Input::Tick };
-        let flush = || Entry::Flush { at: at.clone(), actions: Counts::new() };
+        let input = || RecordingEntry::Input { at: at.clone(), input: &Input::Tick };
+        let flush = || RecordingEntry::Flush { at: at.clone(), actions: ActionCounts::new() };
         let whole = lines(&[begin(), input(), flush(), begin(), input(), input()]);
         let played = replay(&whole[..], |_, _| {}).unwrap();
         assert_eq!((played.leaders, played.inputs, played.differences), (2, 3, vec![]));

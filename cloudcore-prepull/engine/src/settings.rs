@@ -29,7 +29,7 @@ use crate::fleet::session::{SessionEvent, SessionId};
 use crate::prepull::aggregate::conditions::{Fact, merge_conditions};
 use crate::shared::objects::ObjectId;
 use crate::shared::pacing::Moment as _;
-use parse::{Parsed, parse};
+use parse::{Parsed, parse_spec};
 
 /// Most objects that count, so that a look over 10,000 nodes takes milliseconds; a fleet has a few groups of nodes. The oldest
 /// ones count: a new one must not take another out of force.
@@ -67,10 +67,10 @@ pub enum Action {
 #[derive(Debug, Default)]
 pub struct FleetSettings {
     /// By name, which is their precedence.
-    objects: BTreeMap<String, Entry>,
+    objects: BTreeMap<String, SettingsEntry>,
     /// Whether all objects are known.
     listed: bool,
-    agents: BTreeMap<NodeName, Agent>,
+    agents: BTreeMap<NodeName, ConnectedAgent>,
     /// Nodes that may need other settings, and whether all of them may.
     changed: BTreeSet<NodeName>,
     all_changed: bool,
@@ -82,7 +82,7 @@ pub struct FleetSettings {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SettingsEntry {
     id: ObjectId,
     generation: i64,
     parsed: Parsed,
@@ -97,7 +97,7 @@ struct Entry {
 
 /// The agent of a connected node.
 #[derive(Debug)]
-struct Agent {
+struct ConnectedAgent {
     session: SessionId,
     /// What's in force on it. None for an agent that can't take settings.
     has: Option<Arc<NodeSettings>>,
@@ -116,13 +116,13 @@ impl FleetSettings {
                 let mut before = std::mem::take(&mut self.objects);
                 for object in objects {
                     let known = object.metadata.name.as_ref().and_then(|name| before.remove(name));
-                    self.put(&object, known);
+                    self.put_object(&object, known);
                 }
                 self.listed = true;
             }
             Input::One(object) => {
                 let known = object.metadata.name.as_ref().and_then(|name| self.objects.remove(name));
-                is_same = self.put(&object, known);
+                is_same = self.put_object(&object, known);
             }
             Input::Gone(name) => _ = self.objects.remove(&name),
         }
@@ -144,7 +144,7 @@ impl FleetSettings {
     }
 
     /// Returns whether the object was known with this spec.
-    fn put(&mut self, object: &ImagePrePullSettings, known: Option<Entry>) -> bool {
+    fn put_object(&mut self, object: &ImagePrePullSettings, known: Option<SettingsEntry>) -> bool {
         let meta = &object.metadata;
         let id = ObjectId {
             namespace: String::new(),
@@ -154,9 +154,9 @@ impl FleetSettings {
         let generation = meta.generation.unwrap_or(0);
         let known = known.filter(|known| known.id == id);
         let is_same = known.as_ref().is_some_and(|known| known.generation == generation);
-        let entry = Entry {
+        let entry = SettingsEntry {
             generation,
-            parsed: parse(&object.spec),
+            parsed: parse_spec(&object.spec),
             status: object.status.clone().unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|created| created.0),
             is_beyond: false,
@@ -180,15 +180,17 @@ impl FleetSettings {
     }
 
     /// A session has begun or ended, or its node has said something.
-    pub(crate) fn hear(&mut self, event: &SessionEvent) {
+    pub(crate) fn note_session_event(&mut self, event: &SessionEvent) {
         match event {
             SessionEvent::Up { node, session, hello } => {
                 if self.agents.get(node).is_some_and(|agent| agent.session > *session) {
                     return;
                 }
-                let has = hello.settings.as_ref().map(|settings| self.claimed(settings));
-                self.agents
-                    .insert(node.clone(), Agent { session: *session, has, sent: None, has_answered: false });
+                let has = hello.settings.as_ref().map(|settings| self.claimed_settings(settings));
+                self.agents.insert(
+                    node.clone(),
+                    ConnectedAgent { session: *session, has, sent: None, has_answered: false },
+                );
                 self.changed.insert(node.clone());
             }
             SessionEvent::Down { node, session } => {
@@ -198,7 +200,7 @@ impl FleetSettings {
                 self.agents.remove(node);
             }
             SessionEvent::Message { node, session, message: EdgeMessage::Configured { settings, .. } } => {
-                let has = self.claimed(settings);
+                let has = self.claimed_settings(settings);
                 let Some(agent) = self.agents.get_mut(node).filter(|agent| agent.session == *session) else {
                     return;
                 };
@@ -233,13 +235,14 @@ impl FleetSettings {
 
     /// When [`Self::flush`] has something to do even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        let due = self.looked.map_or(Timestamp::MIN, |looked| looked.after(STATUS_PERIOD));
+        let due = self.looked.map_or(Timestamp::MIN, |looked| looked.later_by(STATUS_PERIOD));
         (self.listed && self.statuses_due && !self.objects.is_empty()).then_some(due)
     }
 
     fn configure(&mut self, node: &NodeView, actions: &mut Vec<Action>) {
-        let chosen = self.choosing(node);
-        let (is_valid, wanted) = (chosen.iter().all(|entry| entry.1.parsed.settings.is_ok()), merge(&chosen));
+        let chosen = self.objects_choosing(node);
+        let (is_valid, wanted) =
+            (chosen.iter().all(|entry| entry.1.parsed.settings.is_ok()), merge_settings(&chosen));
         let Some(agent) = self.agents.get_mut(&node.name) else { return };
         let Some(has) = &agent.has else { return };
         let last = agent.sent.as_ref().unwrap_or(has);
@@ -251,14 +254,14 @@ impl FleetSettings {
     }
 
     /// The objects that choose a node, each with its place, in their precedence.
-    fn choosing(&self, node: &NodeView) -> Vec<(usize, &Entry)> {
+    fn objects_choosing(&self, node: &NodeView) -> Vec<(usize, &SettingsEntry)> {
         let all = self.objects.values().enumerate().filter(|(_, entry)| !entry.is_beyond);
         all.filter(|(_, entry)| node.is_edge() && entry.parsed.chooses(node)).collect()
     }
 
     /// What a node claims to have, in bounds that hold for all that a cloud sends. A lie counts as no settings: a stolen box
     /// must not fill our memory.
-    fn claimed(&self, settings: &NodeSettings) -> Arc<NodeSettings> {
+    fn claimed_settings(&self, settings: &NodeSettings) -> Arc<NodeSettings> {
         let has_long_zone =
             |window: &Window| matches!(&window.time_zone, Zone::Named(name) if name.len() > MAX_ZONE_NAME);
         let windows = &settings.windows;
@@ -275,12 +278,12 @@ impl FleetSettings {
     ) {
         self.looked = Some(now);
         self.statuses_due = false;
-        let mut tallies = vec![Tally::default(); self.objects.len()];
+        let mut tallies = vec![SettingsTally::default(); self.objects.len()];
         for node in nodes.values() {
-            let chosen = self.choosing(node);
+            let chosen = self.objects_choosing(node);
             let valid = || chosen.iter().filter(|(_, entry)| entry.parsed.settings.is_ok());
             if valid().next().is_some() {
-                let state = self.state_of(&node.name, &merge(&chosen));
+                let state = self.state_of(&node.name, &merge_settings(&chosen));
                 valid().for_each(|(index, _)| tallies[*index].count(&node.name, state));
             }
         }
@@ -293,7 +296,7 @@ impl FleetSettings {
             // Until the watch has it, or the write has failed.
             self.statuses_due = true;
             let is_written = |(written, at): &(ImagePrePullSettingsStatus, Timestamp)| {
-                *written == status && now < at.after(WRITE_PATIENCE)
+                *written == status && now < at.later_by(WRITE_PATIENCE)
             };
             if !entry.written.as_ref().is_some_and(is_written) {
                 entry.written = Some((status.clone(), now));
@@ -302,24 +305,24 @@ impl FleetSettings {
         }
     }
 
-    fn state_of(&self, node: &NodeName, wanted: &NodeSettings) -> NodeState {
-        let Some(agent) = self.agents.get(node) else { return NodeState::Offline };
+    fn state_of(&self, node: &NodeName, wanted: &NodeSettings) -> SettingsState {
+        let Some(agent) = self.agents.get(node) else { return SettingsState::Offline };
         match agent.has.as_deref() {
-            None => NodeState::TooOld,
-            Some(has) if has == wanted => NodeState::Informed,
+            None => SettingsState::TooOld,
+            Some(has) if has == wanted => SettingsState::Informed,
             // It confirms what it can read.
             Some(has)
                 if agent.has_answered && agent.sent.as_deref() == Some(wanted) && has.is_part_of(wanted) =>
             {
-                NodeState::TooOld
+                SettingsState::TooOld
             }
-            Some(_) => NodeState::Waiting,
+            Some(_) => SettingsState::Waiting,
         }
     }
 }
 
 /// What these objects set together. An invalid one sets nothing.
-fn merge(chosen: &[(usize, &Entry)]) -> NodeSettings {
+fn merge_settings(chosen: &[(usize, &SettingsEntry)]) -> NodeSettings {
     let mut merged = NodeSettings::default();
     for settings in chosen.iter().filter_map(|(_, entry)| entry.parsed.settings.as_ref().ok()) {
         merged.override_with(settings);
@@ -328,7 +331,7 @@ fn merge(chosen: &[(usize, &Entry)]) -> NodeSettings {
 }
 
 #[derive(Clone, Copy)]
-enum NodeState {
+enum SettingsState {
     Informed,
     Waiting,
     TooOld,
@@ -337,21 +340,21 @@ enum NodeState {
 
 /// The nodes that an object chooses, by their state.
 #[derive(Clone, Default)]
-struct Tally {
-    informed: Group,
-    waiting: Group,
-    too_old: Group,
-    offline: Group,
+struct SettingsTally {
+    informed: NodesInState,
+    waiting: NodesInState,
+    too_old: NodesInState,
+    offline: NodesInState,
 }
 
 /// A number of nodes, and the names of the first ones.
 #[derive(Clone, Default)]
-struct Group {
+struct NodesInState {
     count: u32,
     names: Vec<NodeName>,
 }
 
-impl Group {
+impl NodesInState {
     /// As "2 nodes {verb} …: edge-1, edge-2", if there are any.
     fn describe(&self, one: &str, several: &str) -> Option<String> {
         let names: Vec<_> = self.names.iter().map(NodeName::as_str).collect();
@@ -365,13 +368,13 @@ impl Group {
     }
 }
 
-impl Tally {
-    fn count(&mut self, node: &NodeName, state: NodeState) {
+impl SettingsTally {
+    fn count(&mut self, node: &NodeName, state: SettingsState) {
         let group = match state {
-            NodeState::Informed => &mut self.informed,
-            NodeState::Waiting => &mut self.waiting,
-            NodeState::TooOld => &mut self.too_old,
-            NodeState::Offline => &mut self.offline,
+            SettingsState::Informed => &mut self.informed,
+            SettingsState::Waiting => &mut self.waiting,
+            SettingsState::TooOld => &mut self.too_old,
+            SettingsState::Offline => &mut self.offline,
         };
         group.count += 1;
         if group.names.len() < NAMED {
@@ -379,15 +382,15 @@ impl Tally {
         }
     }
 
-    fn nodes(&self) -> u32 {
+    fn node_count(&self) -> u32 {
         let Self { informed, waiting, too_old, offline } = self;
         informed.count + waiting.count + too_old.count + offline.count
     }
 
-    fn judge(&self) -> Fact {
+    fn ready_fact(&self) -> Fact {
         let fact = |status, reason, message| Fact { type_: READY, status: Some(status), reason, message };
         let Self { informed: _, waiting, too_old, offline } = self;
-        if self.nodes() == 0 {
+        if self.node_count() == 0 {
             return fact(true, "NoNodes", "no edge node is chosen".to_owned());
         }
         let old = "an agent that doesn't know all of these settings (update edgecore-prepull)";
@@ -405,19 +408,19 @@ impl Tally {
     }
 }
 
-impl Entry {
-    fn status_with(&self, tally: &Tally, now: Timestamp) -> ImagePrePullSettingsStatus {
+impl SettingsEntry {
+    fn status_with(&self, tally: &SettingsTally, now: Timestamp) -> ImagePrePullSettingsStatus {
         let bad = |reason, message| Fact { type_: READY, status: Some(false), reason, message };
         let ready = match &self.parsed.settings {
             Err(refusal) => bad("Invalid", format!("{refusal}; the nodes keep what they have")),
             Ok(_) if self.is_beyond => {
                 bad("TooMany", format!("there are {MAX_SETTINGS} older ones, and no more count"))
             }
-            Ok(_) => tally.judge(),
+            Ok(_) => tally.ready_fact(),
         };
         ImagePrePullSettingsStatus {
             observed_generation: self.generation,
-            nodes: tally.nodes(),
+            nodes: tally.node_count(),
             informed: tally.informed.count,
             conditions: merge_conditions(&self.status.conditions, vec![ready], Some(self.generation), now),
         }

@@ -38,12 +38,12 @@ use prepull_api::task::{JobUid, NodeName};
 use prepull_api::wire::Hello;
 
 use crate::fleet::node_view::NodeView;
-use book::{BookId, Way};
+use book::{AssignedSource, BookId};
 pub use look::{Direction, Directions};
-use nodes::{NodeId, Nodes};
+use nodes::{NodeId, SiteNodes};
 pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
 pub use settings::{SITE_LABEL, SiteSettings};
-use site::{Site, Turn};
+use site::{Site, TrackerTurn};
 
 /// Milliseconds since 1970.
 type Time = i64;
@@ -82,7 +82,7 @@ pub(crate) const NOT_SHARED: &str = "the job does not share layers any more, or 
 
 /// How a task shares its blobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shared {
+pub(crate) struct BlobSharing {
     /// The images of the task with the names of their secrets: the nodes with the same ones share.
     pub(crate) entitlement: Arc<str>,
     /// Bytes a second over the uplink of each site.
@@ -95,7 +95,7 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 pub struct Sites {
     settings: SiteSettings,
-    nodes: Nodes,
+    nodes: SiteNodes,
     by_name: BTreeMap<Arc<str>, Site>,
     due: BTreeSet<(Time, Arc<str>)>,
     /// For each site, the book that was idle for the longest time.
@@ -122,7 +122,7 @@ impl Sites {
     }
 
     /// How long a blob without a lease waits for nodes that have more of it.
-    fn gather(&self, site: &str, now: Time) -> Time {
+    fn gather_time(&self, site: &str, now: Time) -> Time {
         let left = self.begun.map_or(0, |begun| begun + GATHER_AT_START - now);
         if left > GATHER && self.missing.contains_key(site) { left } else { GATHER }
     }
@@ -146,12 +146,17 @@ impl Sites {
     }
 
     /// Works on a site, and updates its entries in `due` and `idle`.
-    fn turn<T>(&mut self, name: &Arc<str>, now: Time, work: impl FnOnce(&mut Turn<'_>) -> T) -> Option<T> {
-        let gather = self.gather(name, now);
+    fn work_on<T>(
+        &mut self,
+        name: &Arc<str>,
+        now: Time,
+        work: impl FnOnce(&mut TrackerTurn<'_>) -> T,
+    ) -> Option<T> {
+        let gather = self.gather_time(name, now);
         let site = self.by_name.get_mut(name)?;
         let before = (site.due, site.idle.first().map(|idle| idle.0));
         let (nodes, events, bytes) = (&mut self.nodes, &mut self.events, &mut self.bytes);
-        let result = work(&mut Turn { site, nodes, events, bytes, now, gather, steps: usize::MAX });
+        let result = work(&mut TrackerTurn { site, nodes, events, bytes, now, gather, steps: usize::MAX });
         site.due = site.next_look();
         let after = (site.due, site.idle.first().map(|idle| idle.0));
         for (index, before, after) in
@@ -174,9 +179,10 @@ impl Sites {
         for node in nodes {
             self.set_labels(&node.name, Some(&node.labels), now);
         }
-        if self.nodes.listed().count() > nodes.len() {
+        if self.nodes.listed_ids().count() > nodes.len() {
             let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.name).collect();
-            let known: Vec<NodeName> = self.nodes.listed().map(|id| self.nodes[id].name.clone()).collect();
+            let known: Vec<NodeName> =
+                self.nodes.listed_ids().map(|id| self.nodes[id].name.clone()).collect();
             for name in known.iter().filter(|name| !listed.contains(name)) {
                 self.set_labels(name, None, now);
             }
@@ -197,10 +203,10 @@ impl Sites {
         if self.nodes[id].site.as_deref() != site {
             let new: Option<Arc<str>> = site.map(Arc::from);
             if let Some(old) = std::mem::replace(&mut self.nodes[id].site, new) {
-                self.turn(&old, now.as_millisecond(), |turn| {
+                self.work_on(&old, now.as_millisecond(), |turn| {
                     for number in turn.nodes[id].books.clone() {
-                        turn.leave(number, id);
-                        turn.settle(number);
+                        turn.leave_book(number, id);
+                        turn.update_indexes(number);
                     }
                     turn.site.pairs.forget_all(id);
                 });
@@ -225,7 +231,7 @@ impl Sites {
         member.addresses = door.map(|door| door.addresses.as_slice().into());
         let Some(site) = member.site.clone() else { return };
         let now = now.as_millisecond();
-        self.turn(&site, now, |turn| {
+        self.work_on(&site, now, |turn| {
             turn.site.pairs.forget_connections(turn.nodes, id);
             for number in turn.nodes[id].books.clone() {
                 turn.limit_time(number, id, now + RETURN, |_| now + RETURN);
@@ -250,7 +256,7 @@ impl Sites {
         (self.nodes[id].is_online, self.nodes[id].back_until) = (false, until);
         self.count_missing(missing, self.nodes[id].missing_at());
         if let Some(site) = self.nodes[id].site.clone() {
-            self.turn(&site, now, |turn| {
+            self.work_on(&site, now, |turn| {
                 for number in turn.nodes[id].books.clone() {
                     turn.limit_time(number, id, until, |end| end.min(until));
                     turn.wake_book(number, until);
@@ -262,7 +268,13 @@ impl Sites {
     }
 
     /// Takes in a node's report about the blobs of a task.
-    pub(crate) fn note(&mut self, node: &NodeName, shared: &Shared, mut news: Blobs, now: Timestamp) {
+    pub(crate) fn note_blobs(
+        &mut self,
+        node: &NodeName,
+        shared: &BlobSharing,
+        mut news: Blobs,
+        now: Timestamp,
+    ) {
         let Some(id) = self.nodes.id(node).filter(|id| self.nodes[*id].is_online) else { return };
         if self.nodes[id].site.is_none() {
             return self.refuse(node, news, NO_SITE);
@@ -278,7 +290,7 @@ impl Sites {
     }
 
     /// Takes in what fits into the memory. Returns the rest.
-    fn note_within(&mut self, id: NodeId, shared: &Shared, news: Blobs, now: Timestamp) -> Blobs {
+    fn note_within(&mut self, id: NodeId, shared: &BlobSharing, news: Blobs, now: Timestamp) -> Blobs {
         let Some(name) = self.nodes[id].site.clone() else { return news };
         let site = self
             .by_name
@@ -289,7 +301,7 @@ impl Sites {
         let Blobs { blobs, failures, .. } = news;
         let now = now.as_millisecond();
         let mut too_many = Vec::new();
-        let rest = self.turn(&name, now, |turn| {
+        let rest = self.work_on(&name, now, |turn| {
             let entitlement = &shared.entitlement;
             let mut failed = Vec::new();
             for failure in failures.iter().take(MAX_BLOBS) {
@@ -297,7 +309,7 @@ impl Sites {
                 failed.extend(books.into_iter().filter(|number| turn.note_failure(*number, id, failure)));
             }
             for number in failed {
-                turn.set_way(number, id, Way::Wait);
+                turn.set_way(number, id, AssignedSource::Wait);
             }
             let mut rest = Vec::new();
             for blob in blobs.into_iter().take(MAX_BLOBS).filter(|blob| is_digest(&blob.digest)) {
@@ -312,14 +324,14 @@ impl Sites {
                     continue;
                 }
                 let number = known.unwrap_or_else(|| turn.add_book(book));
-                if turn.join(number, id) {
-                    turn.note(number, id, &task, &blob, shared.has_succeeded);
-                    turn.part(number, id);
+                if turn.join_book(number, id) {
+                    turn.note_blob(number, id, &task, &blob, shared.has_succeeded);
+                    turn.part_with_book(number, id);
                 } else {
-                    turn.event(id, &blob.digest, SiteEventKind::TooManyBlobs);
+                    turn.push_event(id, &blob.digest, SiteEventKind::TooManyBlobs);
                     too_many.push(blob);
                 }
-                turn.settle(number);
+                turn.update_indexes(number);
             }
             rest
         });
@@ -336,24 +348,24 @@ impl Sites {
             clippy::redundant_closure_for_method_calls,
             reason = "the method alone has too narrow a lifetime"
         )]
-        oldest.and_then(|name| self.turn(&name, now, |turn| turn.make_room())).unwrap_or(false)
+        oldest.and_then(|name| self.work_on(&name, now, |turn| turn.make_room())).unwrap_or(false)
     }
 
     /// A task of the node has succeeded: it has all of the task's blobs.
     pub(crate) fn note_success(&mut self, node: &NodeName, entitlement: &Arc<str>, now: Timestamp) {
         let Some(id) = self.nodes.id(node) else { return };
         let Some(name) = self.nodes[id].site.clone() else { return };
-        self.turn(&name, now.as_millisecond(), |turn| {
+        self.work_on(&name, now.as_millisecond(), |turn| {
             for number in turn.nodes[id].books.clone() {
                 if turn.site.books.get(&number).is_some_and(|book| book.id.entitlement == *entitlement) {
-                    turn.prove(number, id);
+                    turn.note_proven(number, id);
                 }
             }
         });
     }
 
     /// Changes the limit of a job.
-    pub(crate) fn limit(&mut self, job: &JobUid, max_rate: Option<NonZeroU64>, now: Timestamp) {
+    pub(crate) fn limit_job(&mut self, job: &JobUid, max_rate: Option<NonZeroU64>, now: Timestamp) {
         let names: Vec<Arc<str>> = self
             .by_name
             .iter()
@@ -361,7 +373,7 @@ impl Sites {
             .map(|(name, _)| name.clone())
             .collect();
         for name in names {
-            self.turn(&name, now.as_millisecond(), |turn| turn.site.set_rate(job, max_rate));
+            self.work_on(&name, now.as_millisecond(), |turn| turn.site.set_rate(job, max_rate));
         }
     }
 
@@ -387,7 +399,7 @@ impl Sites {
         let (mut told, now) = (std::mem::take(&mut self.refusals), now.as_millisecond());
         while self.idle.first().is_some_and(|(since, _)| since + MEMORY <= now) && self.make_room(now) {}
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
-            self.turn(&name, now, |turn| turn.look(&mut told));
+            self.work_on(&name, now, |turn| turn.look_at_site(&mut told));
         }
         told
     }

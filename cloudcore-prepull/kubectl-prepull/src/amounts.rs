@@ -3,13 +3,13 @@
 use indicatif::HumanBytes;
 use jiff::Timestamp;
 
-pub(crate) fn bytes(bytes: u64) -> String {
+pub(crate) fn format_bytes(bytes: u64) -> String {
     HumanBytes(bytes).to_string()
 }
 
 /// A part of bytes and the whole: `12.30 of 20.10 GiB` where both have the same unit.
 pub(crate) fn part_of(done: u64, total: u64) -> String {
-    let (part, whole) = (bytes(done), bytes(total));
+    let (part, whole) = (format_bytes(done), format_bytes(total));
     match (part.split_once(' '), whole.split_once(' ')) {
         (Some((number, unit)), Some((_, same))) if unit == same => format!("{number} of {whole}"),
         _ => format!("{part} of {whole}"),
@@ -17,7 +17,7 @@ pub(crate) fn part_of(done: u64, total: u64) -> String {
 }
 
 /// Seconds in the two units that matter: `9s`, `4m12s`, `3h5m`, `2d4h`.
-pub(crate) fn duration(seconds: u64) -> String {
+pub(crate) fn format_duration(seconds: u64) -> String {
     let units = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
     let largest = units.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(units.len() - 1);
     let (unit, name) = units[largest];
@@ -33,17 +33,17 @@ pub(crate) fn seconds_between(from: Timestamp, to: Timestamp) -> u64 {
     u64::try_from(to.duration_since(from).as_secs()).unwrap_or(0)
 }
 
-pub(crate) fn ago(time: Option<Timestamp>, now: Timestamp) -> String {
-    time.map_or_else(|| "-".to_owned(), |time| duration(seconds_between(time, now)))
+pub(crate) fn format_age(time: Option<Timestamp>, now: Timestamp) -> String {
+    time.map_or_else(|| "-".to_owned(), |time| format_duration(seconds_between(time, now)))
 }
 
 /// A number and the noun in its number: `1 node`, `3 nodes`.
-pub(crate) fn count(number: u64, noun: &str) -> String {
+pub(crate) fn format_count(number: u64, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
 /// The names, and how many more there are.
-pub(crate) fn listed(names: &[String], all: u64) -> String {
+pub(crate) fn format_names(names: &[String], all: u64) -> String {
     let more = all.saturating_sub(names.len() as u64);
     if more == 0 { names.join(", ") } else { format!("{} and {more} more", names.join(", ")) }
 }
@@ -64,7 +64,7 @@ mod tests {
             (11_100, "3h5m"),
             (187_200, "2d4h"),
         ] {
-            assert_eq!(duration(seconds), text);
+            assert_eq!(format_duration(seconds), text);
         }
     }
 
@@ -77,8 +77,14 @@ mod tests {
 
     #[test]
     fn counts_and_cut_lists_show_numbers() {
-        assert_eq!((count(1, "node").as_str(), count(0, "node").as_str()), ("1 node", "0 nodes"));
+        assert_eq!(
+            (format_count(1, "node").as_str(), format_count(0, "node").as_str()),
+            ("1 node", "0 nodes")
+        );
         let names = ["a".to_owned(), "b".to_owned()];
-        assert_eq!((listed(&names, 2).as_str(), listed(&names, 5).as_str()), ("a, b", "a, b and 3 more"));
+        assert_eq!(
+            (format_names(&names, 2).as_str(), format_names(&names, 5).as_str()),
+            ("a, b", "a, b and 3 more")
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::screen::{Screen, Tone, tame, wrap};
+use crate::screen::{Screen, Tone, sanitize_line, wrap};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -34,13 +34,13 @@ impl Point {
         Self { mark: Mark::Open, text: text.into(), remedy: None }
     }
 
-    pub(crate) fn or(self, remedy: impl Into<String>) -> Self {
+    pub(crate) fn with_remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
     }
 }
 
 /// The lines of some points; `with_remedies`: each with its own.
-pub(crate) fn lines(points: &[Point], screen: Screen, with_remedies: bool) -> Vec<String> {
+pub(crate) fn render_points(points: &[Point], screen: Screen, with_remedies: bool) -> Vec<String> {
     let room = screen.width.map_or(usize::MAX, |width| width - 4);
     let mut lines = Vec::new();
     for point in points {
@@ -49,12 +49,14 @@ pub(crate) fn lines(points: &[Point], screen: Screen, with_remedies: bool) -> Ve
             Mark::Bad => ("✗", Tone::Bad),
             Mark::Open => ("!", Tone::Wait),
         };
-        for (index, line) in wrap(&tame(&point.text), room).into_iter().enumerate() {
-            let sign = if index == 0 { screen.paint.with(tone, sign) } else { " ".to_owned() };
+        for (index, line) in wrap(&sanitize_line(&point.text), room).into_iter().enumerate() {
+            let sign = if index == 0 { screen.paint.with_tone(tone, sign) } else { " ".to_owned() };
             lines.push(format!("{sign} {line}"));
         }
         let remedy = point.remedy.iter().filter(|_| with_remedies);
-        lines.extend(remedy.flat_map(|remedy| wrap(&tame(remedy), room)).map(|line| format!("    {line}")));
+        lines.extend(
+            remedy.flat_map(|remedy| wrap(&sanitize_line(remedy), room)).map(|line| format!("    {line}")),
+        );
     }
     lines
 }
@@ -67,7 +69,7 @@ mod tests {
     fn what_an_edge_says_moves_no_cursor() {
         let said = "containerd\u{1b}[2K\r\u{202e}1.7\u{2028}\n✗ forged";
         let points = [Point::good(said), Point::bad("x", said)];
-        let lines = lines(&points, Screen::plain(80), true);
+        let lines = render_points(&points, Screen::plain(80), true);
         let shown = "containerd\u{fffd}[2K\u{fffd}\u{fffd}1.7\u{fffd} ✗ forged";
         assert_eq!(lines, [format!("✓ {shown}"), "✗ x".to_owned(), format!("    {shown}")]);
     }

@@ -12,7 +12,7 @@ use crate::commands::from::FromArgs;
 use crate::commands::list::ListArgs;
 use crate::commands::node::NodeArgs;
 use crate::commands::nodes::NodesArgs;
-use crate::commands::plan::PlanArgs;
+use crate::commands::plan::PlanCommandArgs;
 use crate::commands::rates::RatesArgs;
 use crate::commands::remove::RemoveArgs;
 use crate::commands::run::RunArgs;
@@ -66,7 +66,7 @@ pub(crate) enum Command {
     /// Make a job that upgrades the agents of nodes, and follow it; they go back by themselves.
     Upgrade(Box<UpgradeArgs>),
     /// Show what a job would do: what each node would pull, from where, with which secret; --sizes for how much.
-    Plan(PlanArgs),
+    Plan(PlanCommandArgs),
     /// List the jobs, with their phase and their nodes.
     #[command(visible_alias = "ls")]
     List(ListArgs),

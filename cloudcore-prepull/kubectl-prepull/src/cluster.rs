@@ -7,7 +7,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use prepull_registry::{Proxies, Proxy};
 
-use crate::problem::{Place, explain};
+use crate::problem::{ClusterPlace, explain};
 use crate::session::GlobalArgs;
 
 /// How long a watch may go without a byte. Longer than an idle one, which the API server ends after 290 s.
@@ -18,7 +18,7 @@ pub(crate) struct Cluster {
     watching: Client,
     namespace: String,
     system: String,
-    place: Place,
+    place: ClusterPlace,
 }
 
 impl Cluster {
@@ -33,7 +33,7 @@ impl Cluster {
         // The timeout counts from the request, not from the last use of the connection.
         config.reset_reader_on_write = true;
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let place = Place { server: config.cluster_url.to_string(), context, patience };
+        let place = ClusterPlace { server: config.cluster_url.to_string(), context, patience };
         let prepare = |config: Config| {
             Client::try_from(config)
                 .map_err(|error: kube::Error| explain(error.into(), &place))
@@ -52,7 +52,7 @@ impl Cluster {
     }
 
     /// A client for watches, which may be silent while nothing changes.
-    pub(crate) fn watching(&self) -> Client {
+    pub(crate) fn watch_client(&self) -> Client {
         self.watching.clone()
     }
 
@@ -61,11 +61,11 @@ impl Cluster {
     }
 
     /// The namespace of cloudcore-prepull.
-    pub(crate) fn system(&self) -> &str {
+    pub(crate) fn system_namespace(&self) -> &str {
         &self.system
     }
 
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &ClusterPlace {
         &self.place
     }
 }
@@ -134,7 +134,7 @@ async fn read_config(global: &GlobalArgs) -> anyhow::Result<(Config, Option<Stri
     })?;
     if !has_own_proxy {
         // kube compares NO_PROXY with the proxy's host and not with the API server's.
-        config.proxy_url = Proxies::from_env().of(&config.cluster_url).map(Proxy::uri_with_user);
+        config.proxy_url = Proxies::from_env().for_uri(&config.cluster_url).map(Proxy::uri_with_user);
     }
     Ok((config, chosen))
 }

@@ -34,7 +34,7 @@ const FILES: &str = ":0";
 
 /// What the word under the cursor may be.
 #[derive(Debug, PartialEq)]
-enum Wanted {
+enum WordKind {
     Words(Vec<(String, String)>),
     Job,
     Node,
@@ -53,11 +53,11 @@ pub(crate) fn asked_for(arguments: &[OsString]) -> Option<Vec<String>> {
 
 /// Prints the candidates. What goes wrong means that there are none: a completion has no place for an error.
 pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
-    let (wanted, global) = wanted(&Cli::command(), words);
+    let (wanted, global) = parse_words(&Cli::command(), words);
     let candidates = match wanted {
-        Wanted::Words(words) => words,
-        Wanted::Context => contexts(&global),
-        Wanted::File => return print(&format!("{FILES}\n")),
+        WordKind::Words(words) => words,
+        WordKind::Context => contexts(&global),
+        WordKind::File => return print(&format!("{FILES}\n")),
         of_cluster => {
             // As long as a person waits.
             let found = tokio::time::timeout(PATIENCE, look_up(&of_cluster, &global)).await;
@@ -71,23 +71,23 @@ pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
     print(&format!("{}\n", lines.chain([ONLY_THESE.to_owned()]).collect::<Vec<_>>().join("\n")))
 }
 
-async fn look_up(wanted: &Wanted, global: &GlobalArgs) -> Option<Vec<String>> {
+async fn look_up(wanted: &WordKind, global: &GlobalArgs) -> Option<Vec<String>> {
     let cluster = Cluster::connect(global).await.ok()?;
     let client = cluster.client();
     match wanted {
-        Wanted::Job => names(&Api::<ImagePrePullJob>::all(client), None).await,
-        Wanted::Node => names(&Api::<Node>::all(client), Some(EDGE_LABEL)).await,
+        WordKind::Job => object_names(&Api::<ImagePrePullJob>::all(client), None).await,
+        WordKind::Node => object_names(&Api::<Node>::all(client), Some(EDGE_LABEL)).await,
         // By their names alone: their content isn't read.
-        Wanted::Secret => names(&Api::<Secret>::namespaced(client, cluster.namespace()), None).await,
-        Wanted::Site => {
-            let list = edges::sites(&cluster, &SiteQuery::default()).await.ok()?;
+        WordKind::Secret => object_names(&Api::<Secret>::namespaced(client, cluster.namespace()), None).await,
+        WordKind::Site => {
+            let list = edges::read_sites(&cluster, &SiteQuery::default()).await.ok()?;
             Some(list.items.into_iter().map(|site| site.name).collect())
         }
-        Wanted::Words(_) | Wanted::Context | Wanted::File => None,
+        WordKind::Words(_) | WordKind::Context | WordKind::File => None,
     }
 }
 
-async fn names<K>(api: &Api<K>, labelled: Option<&str>) -> Option<Vec<String>>
+async fn object_names<K>(api: &Api<K>, labelled: Option<&str>) -> Option<Vec<String>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
@@ -103,7 +103,7 @@ fn contexts(global: &GlobalArgs) -> Vec<(String, String)> {
 }
 
 /// What the last word may be, and the flags of the cluster among those before it.
-fn wanted(root: &Command, words: &[String]) -> (Wanted, GlobalArgs) {
+fn parse_words(root: &Command, words: &[String]) -> (WordKind, GlobalArgs) {
     let globals: Vec<&Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).collect();
     let mut global = GlobalArgs { system_namespace: SYSTEM.to_owned(), ..GlobalArgs::default() };
     let (mut command, mut positionals) = (root, 0);
@@ -115,13 +115,13 @@ fn wanted(root: &Command, words: &[String]) -> (Wanted, GlobalArgs) {
     let mut open: Option<&Arg> = None;
     for word in before {
         if let Some(flag) = open.take() {
-            keep(&mut global, flag, word);
+            set_global_flag(&mut global, flag, word);
         } else if word.starts_with('-') {
             let (name, value) =
                 word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
             let flag = flags(command, &globals).find(|flag| is_named(flag, name));
             match (flag.filter(|flag| takes_value(flag)), value) {
-                (Some(flag), Some(value)) => keep(&mut global, flag, value),
+                (Some(flag), Some(value)) => set_global_flag(&mut global, flag, value),
                 (flag, _) => open = flag,
             }
         } else if let Some(inner) = command.find_subcommand(word) {
@@ -136,13 +136,15 @@ fn wanted(root: &Command, words: &[String]) -> (Wanted, GlobalArgs) {
             let shown = flags(command, &globals).filter(|flag| !flag.is_hide_set());
             let named =
                 shown.filter_map(|flag| Some((format!("--{}", flag.get_long()?), help(flag.get_help()))));
-            Wanted::Words(named.collect())
+            WordKind::Words(named.collect())
         }
         None if command.has_subcommands() => {
             let shown = command.get_subcommands().filter(|inner| !inner.is_hide_set());
-            Wanted::Words(shown.map(|inner| (inner.get_name().to_owned(), help(inner.get_about()))).collect())
+            WordKind::Words(
+                shown.map(|inner| (inner.get_name().to_owned(), help(inner.get_about()))).collect(),
+            )
         }
-        None => of_positional(command, positionals).map_or(Wanted::Words(Vec::new()), of_argument),
+        None => of_positional(command, positionals).map_or(WordKind::Words(Vec::new()), of_argument),
     };
     (wanted, global)
 }
@@ -169,7 +171,7 @@ fn takes_value(flag: &Arg) -> bool {
     matches!(flag.get_action(), ArgAction::Set | ArgAction::Append) && !flag.is_require_equals_set()
 }
 
-fn keep(global: &mut GlobalArgs, flag: &Arg, value: &str) {
+fn set_global_flag(global: &mut GlobalArgs, flag: &Arg, value: &str) {
     match flag.get_id().as_str() {
         "kubeconfig" => global.kubeconfig = Some(value.into()),
         "context" => global.context = Some(value.to_owned()),
@@ -180,20 +182,20 @@ fn keep(global: &mut GlobalArgs, flag: &Arg, value: &str) {
 }
 
 /// What a value of an argument may be, by its name.
-fn of_argument(argument: &Arg) -> Wanted {
+fn of_argument(argument: &Arg) -> WordKind {
     match argument.get_id().as_str() {
-        "job" => Wanted::Job,
-        "node" | "nodes" => Wanted::Node,
-        "secret" => Wanted::Secret,
-        "site" => Wanted::Site,
-        "context" => Wanted::Context,
+        "job" => WordKind::Job,
+        "node" | "nodes" => WordKind::Node,
+        "secret" => WordKind::Secret,
+        "site" => WordKind::Site,
+        "context" => WordKind::Context,
         "settings" => {
-            Wanted::Words(job_fields::keys().map(|key| (format!("{key}="), String::new())).collect())
+            WordKind::Words(job_fields::keys().map(|key| (format!("{key}="), String::new())).collect())
         }
-        "kubeconfig" | "filename" | "secrets" => Wanted::File,
+        "kubeconfig" | "filename" | "secrets" => WordKind::File,
         _ => {
             let values = argument.get_possible_values();
-            Wanted::Words(
+            WordKind::Words(
                 values.iter().map(|value| (value.get_name().to_owned(), help(value.get_help()))).collect(),
             )
         }
@@ -208,15 +210,15 @@ fn help(text: Option<&clap::builder::StyledStr>) -> String {
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> (Wanted, GlobalArgs) {
+    fn of(line: &str) -> (WordKind, GlobalArgs) {
         let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
         let mut root = Cli::command();
         root.build();
-        wanted(&root, &words)
+        parse_words(&root, &words)
     }
 
     fn has(line: &str, word: &str) -> bool {
-        matches!(of(line).0, Wanted::Words(words) if words.iter().any(|(known, _)| known == word))
+        matches!(of(line).0, WordKind::Words(words) if words.iter().any(|(known, _)| known == word))
     }
 
     #[test]
@@ -232,19 +234,19 @@ mod tests {
     #[test]
     fn completes_jobs_nodes_and_files() {
         for (line, expected) in [
-            ("status ", Wanted::Job),
-            ("status --watch we", Wanted::Job),
-            ("status -n shop --context c ", Wanted::Job),
-            ("retry ", Wanted::Job),
-            ("run nginx --node ", Wanted::Node),
-            ("from -f ", Wanted::File),
-            ("allow ", Wanted::Secret),
-            ("run nginx --secret ", Wanted::Secret),
-            ("rates ", Wanted::Site),
-            ("sites ", Wanted::Site),
-            ("status --context ", Wanted::Context),
-            ("status --kubeconfig ", Wanted::File),
-            ("status web x", Wanted::Words(Vec::new())),
+            ("status ", WordKind::Job),
+            ("status --watch we", WordKind::Job),
+            ("status -n shop --context c ", WordKind::Job),
+            ("retry ", WordKind::Job),
+            ("run nginx --node ", WordKind::Node),
+            ("from -f ", WordKind::File),
+            ("allow ", WordKind::Secret),
+            ("run nginx --secret ", WordKind::Secret),
+            ("rates ", WordKind::Site),
+            ("sites ", WordKind::Site),
+            ("status --context ", WordKind::Context),
+            ("status --kubeconfig ", WordKind::File),
+            ("status web x", WordKind::Words(Vec::new())),
         ] {
             assert_eq!(of(line).0, expected, "{line}");
         }

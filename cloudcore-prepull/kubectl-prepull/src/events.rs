@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cluster::Cluster;
 use crate::pages::pages;
-use crate::screen::tame;
+use crate::screen::sanitize_line;
 
 /// Where events about objects without a namespace are.
 const NAMESPACE: &str = "default";
@@ -17,7 +17,7 @@ const PAGE: u32 = 500;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Row {
+pub(crate) struct EventRow {
     pub(crate) time: Option<Timestamp>,
     /// Name of the event, which ends in its time: times themselves are whole seconds.
     #[serde(skip)]
@@ -31,7 +31,7 @@ pub(crate) struct Row {
 }
 
 /// The events with these fields, in the namespace of the object; none: it has none.
-pub(crate) async fn read(
+pub(crate) async fn read_events(
     cluster: &Cluster,
     namespace: Option<&str>,
     fields: &str,
@@ -41,14 +41,14 @@ pub(crate) async fn read(
     pages(api, asked).try_concat().await.context("the events cannot be read")
 }
 
-impl Row {
+impl EventRow {
     /// When it was seen last.
     pub(crate) fn time(&self) -> Option<Timestamp> {
         self.time
     }
 
-    pub(crate) fn of(event: &Event) -> Self {
-        let text = |text: &Option<String>| text.as_deref().map(tame).unwrap_or_default();
+    pub(crate) fn from_event(event: &Event) -> Self {
+        let text = |text: &Option<String>| text.as_deref().map(sanitize_line).unwrap_or_default();
         let time = event.last_timestamp.as_ref().map(|time| time.0);
         let seen = event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1);
         let object = &event.involved_object;

@@ -24,7 +24,7 @@ pub(crate) const REPORTS_OF_A_PAGE: u32 = 4;
 pub(crate) async fn get(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     let read = api(cluster).get(name).await.with_context(|| format!("job {name} cannot be read"));
     match read {
-        Err(error) if is_missing(&error) => Err(anyhow!(missing(cluster, name).await)),
+        Err(error) if is_missing(&error) => Err(anyhow!(explain_missing(cluster, name).await)),
         read => read,
     }
 }
@@ -131,11 +131,11 @@ pub(crate) fn is_over(job: &ImagePrePullJob) -> bool {
 
 fn is_missing(error: &anyhow::Error) -> bool {
     let named = |details: &kube::core::response::StatusDetails| !details.name.is_empty();
-    problem::answer(error)
+    problem::server_answer(error)
         .is_some_and(|answer| answer.code == 404 && answer.details.as_ref().is_some_and(named))
 }
 
-async fn missing(cluster: &Cluster, name: &str) -> String {
+async fn explain_missing(cluster: &Cluster, name: &str) -> String {
     let namespace = cluster.namespace();
     let kruise = |kind: KruiseKind| {
         let name = KruiseName { kind, name: name.to_owned() };

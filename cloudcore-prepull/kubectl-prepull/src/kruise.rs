@@ -25,10 +25,10 @@ use crate::name::{KruiseKind, KruiseName};
 use crate::pages::pages;
 use crate::problem;
 use crate::progress::tally::Tally;
-use crate::progress::view::View;
+use crate::progress::view::JobView;
 
 pub(crate) use events::events;
-pub(crate) use view::{row, row_name};
+pub(crate) use view::{job_row, row_name};
 
 /// Jobs of one page: a job has the names of its failed nodes in its status.
 const JOBS_OF_A_PAGE: u32 = 100;
@@ -37,7 +37,7 @@ const NODES_OF_A_PAGE: u32 = 250;
 
 /// A job, with the jobs of its images if it is a list.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct KruiseJob {
     name: KruiseName,
     namespace: String,
     list: Option<ImageListPullJob>,
@@ -48,7 +48,7 @@ pub(crate) struct Seen {
 #[derive(Debug)]
 pub(crate) struct OfNode {
     /// The job, without what its nodes say.
-    pub(crate) job: View,
+    pub(crate) job: JobView,
     /// The record of the node, if the job has asked for its image there.
     pub(crate) record: Option<NodeStatus>,
     /// Whether the node can be asked for anything.
@@ -63,31 +63,32 @@ pub(crate) fn api(cluster: &Cluster, namespace: Option<&str>) -> Api<ImagePullJo
     }
 }
 
-pub(crate) async fn look(cluster: &Cluster, name: &KruiseName) -> anyhow::Result<Seen> {
-    look_again(cluster, name).await?.ok_or_else(|| missing(cluster, name))
+pub(crate) async fn read_job(cluster: &Cluster, name: &KruiseName) -> anyhow::Result<KruiseJob> {
+    look_again(cluster, name).await?.ok_or_else(|| missing_job(cluster, name))
 }
 
 /// The same of a job that may have been deleted.
-pub(crate) async fn look_again(cluster: &Cluster, name: &KruiseName) -> anyhow::Result<Option<Seen>> {
+pub(crate) async fn look_again(cluster: &Cluster, name: &KruiseName) -> anyhow::Result<Option<KruiseJob>> {
     let Some((list, jobs)) = read_jobs(cluster, name).await? else { return Ok(None) };
     let mut jobs: Vec<_> = jobs.into_iter().map(|job| (job, Vec::new())).collect();
     read_records(cluster, &mut jobs).await?;
     for (job, records) in &mut jobs {
-        records::complete(job, records);
+        records::apply_job_status(job, records);
     }
-    Ok(Some(Seen { name: name.clone(), namespace: cluster.namespace().to_owned(), list, jobs }))
+    Ok(Some(KruiseJob { name: name.clone(), namespace: cluster.namespace().to_owned(), list, jobs }))
 }
 
 /// Reads the record of one node from a job, or from each job of a list.
 pub(crate) async fn look_at(cluster: &Cluster, name: &KruiseName, node: &str) -> anyhow::Result<Vec<OfNode>> {
-    let (_, jobs) = read_jobs(cluster, name).await?.ok_or_else(|| missing(cluster, name))?;
+    let (_, jobs) = read_jobs(cluster, name).await?.ok_or_else(|| missing_job(cluster, name))?;
     let image = Api::<NodeImage>::all(cluster.client()).get_opt(node).await;
     let image = image.with_context(|| format!("NodeImage {node} cannot be read"))?;
     let of = |job: ImagePullJob| {
-        let mut records: Vec<_> = image.iter().filter_map(|image| records::of(&job, image)).collect();
-        records::complete(&job, &mut records);
+        let mut records: Vec<_> =
+            image.iter().filter_map(|image| records::node_record(&job, image)).collect();
+        records::apply_job_status(&job, &mut records);
         OfNode {
-            job: view::row(&job, Timestamp::now()),
+            job: view::job_row(&job, Timestamp::now()),
             record: records.into_iter().find(|record| record.node_name == node),
             has_node_image: image.is_some(),
         }
@@ -96,16 +97,16 @@ pub(crate) async fn look_at(cluster: &Cluster, name: &KruiseName, node: &str) ->
 }
 
 /// The view of a job, without what its nodes say.
-pub(crate) fn view_of_job(job: &ImagePullJob, now: Timestamp) -> View {
+pub(crate) fn view_of_job(job: &ImagePullJob, now: Timestamp) -> JobView {
     view::of_job(job, &job.namespace().unwrap_or_default(), &Tally::default(), now)
 }
 
 /// The same of a list and its jobs.
-pub(crate) fn view_of_list(list: &ImageListPullJob, jobs: &[&ImagePullJob], now: Timestamp) -> View {
+pub(crate) fn view_of_list(list: &ImageListPullJob, jobs: &[&ImagePullJob], now: Timestamp) -> JobView {
     view::of_list(list, jobs, &list.namespace().unwrap_or_default(), &Tally::default(), now)
 }
 
-fn missing(cluster: &Cluster, name: &KruiseName) -> anyhow::Error {
+fn missing_job(cluster: &Cluster, name: &KruiseName) -> anyhow::Error {
     let (namespace, kind) = (cluster.namespace(), name.kind.singular());
     anyhow!("there is no {name} in namespace {namespace}: `kubectl get {kind} -A` lists those that there are")
 }
@@ -134,7 +135,7 @@ async fn read_jobs(
 /// Reads an object that may not be there, of a kind that may not be there.
 async fn get_opt<K: Clone + DeserializeOwned + Debug>(api: &Api<K>, name: &str) -> anyhow::Result<Option<K>> {
     let read = api.get(name).await.map(Some).map_err(anyhow::Error::from);
-    match read.as_ref().err().and_then(problem::answer) {
+    match read.as_ref().err().and_then(problem::server_answer) {
         Some(answer) if problem::is_unserved(answer) => {
             Err(anyhow!("the cluster does not know OpenKruise's kinds: their definitions are not installed"))
         }
@@ -166,14 +167,14 @@ async fn read_records(cluster: &Cluster, jobs: &mut [(ImagePullJob, Vec<NodeStat
     let mut pages = pin!(pages(api, ListParams::default().limit(NODES_OF_A_PAGE)));
     while let Some(nodes) = pages.try_next().await.context("the NodeImages cannot be read")? {
         for (job, records) in jobs.iter_mut() {
-            records.extend(nodes.iter().filter_map(|node| records::of(job, node)));
+            records.extend(nodes.iter().filter_map(|node| records::node_record(job, node)));
         }
     }
     Ok(())
 }
 
-impl Seen {
-    pub(crate) fn view(&self, now: Timestamp) -> View {
+impl KruiseJob {
+    pub(crate) fn view(&self, now: Timestamp) -> JobView {
         let tally = |records: &[NodeStatus]| Tally::of_nodes(records);
         match (&self.list, &self.jobs[..]) {
             (None, [(job, records)]) => view::of_job(job, &self.namespace, &tally(records), now),

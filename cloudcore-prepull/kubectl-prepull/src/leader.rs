@@ -38,7 +38,7 @@ impl Leaderless {
 }
 
 /// The replica that leads.
-pub(crate) fn judge(lease: &Lease, now: Timestamp) -> Result<String, Leaderless> {
+pub(crate) fn current_leader(lease: &Lease, now: Timestamp) -> Result<String, Leaderless> {
     let spec = lease.spec.clone().unwrap_or_default();
     let since = spec.renew_time.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
     let lasts = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
@@ -49,30 +49,30 @@ pub(crate) fn judge(lease: &Lease, now: Timestamp) -> Result<String, Leaderless>
 }
 
 /// Looks whether a replica leads. None if one does, if there is no Lease, and for those who may not read it.
-pub(crate) async fn look(cluster: &Cluster) -> Option<Leaderless> {
-    ask(cluster).await.ok()?
+pub(crate) async fn check_leader(cluster: &Cluster) -> Option<Leaderless> {
+    read_leader(cluster).await.ok()?
 }
 
 /// The same, and an error if the API server can't be asked.
-async fn ask(cluster: &Cluster) -> anyhow::Result<Option<Leaderless>> {
-    let lease = Api::<Lease>::namespaced(cluster.client(), cluster.system()).get_opt(DOOR).await;
+async fn read_leader(cluster: &Cluster) -> anyhow::Result<Option<Leaderless>> {
+    let lease = Api::<Lease>::namespaced(cluster.client(), cluster.system_namespace()).get_opt(DOOR).await;
     match lease {
-        Ok(lease) => Ok(lease.and_then(|lease| judge(&lease, Timestamp::now()).err())),
+        Ok(lease) => Ok(lease.and_then(|lease| current_leader(&lease, Timestamp::now()).err())),
         Err(error) => {
             let error = anyhow::Error::from(error);
             // It answers, and that's enough to know that it's there.
-            if problem::answer(&error).is_some() { Ok(None) } else { Err(error) }
+            if problem::server_answer(&error).is_some() { Ok(None) } else { Err(error) }
         }
     }
 }
 
 /// Looks again and again. An error says that the API server isn't heard: a watch takes minutes to notice that.
-pub(crate) fn looks(cluster: &Cluster) -> impl Stream<Item = anyhow::Result<Option<Leaderless>>> {
+pub(crate) fn watch_leader(cluster: &Cluster) -> impl Stream<Item = anyhow::Result<Option<Leaderless>>> {
     unfold(false, move |waits| async move {
         if waits {
             tokio::time::sleep(LOOK).await;
         }
-        Some((ask(cluster).await, true))
+        Some((read_leader(cluster).await, true))
     })
 }
 
@@ -90,13 +90,13 @@ mod tests {
             serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
         };
         let at = |time: &str| format!("2026-11-24T{time}Z").parse::<Timestamp>().unwrap();
-        assert_eq!(judge(&lease("a"), at("12:00:30")), Ok("a".to_owned()));
-        let said = judge(&lease("a"), at("12:00:31")).unwrap_err().text();
+        assert_eq!(current_leader(&lease("a"), at("12:00:30")), Ok("a".to_owned()));
+        let said = current_leader(&lease("a"), at("12:00:31")).unwrap_err().text();
         assert!(
             said.starts_with("no cloudcore-prepull has led since 2026-11-24 12:00:00 UTC: a does not renew"),
             "{said}"
         );
-        let said = judge(&lease(""), at("12:00:01")).unwrap_err().text();
+        let said = current_leader(&lease(""), at("12:00:01")).unwrap_err().text();
         assert!(said.contains("has given its Lease back"), "{said}");
     }
 }

@@ -11,7 +11,7 @@ use kube::runtime::watcher::Event;
 pub(crate) struct Listing<K>(HashSet<K>);
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Change<T, K: Eq + Hash> {
+pub(crate) enum ListChange<T, K: Eq + Hash> {
     Put(T),
     Remove(T),
     /// The list is complete: all other keys were deleted while the watch was down.
@@ -26,7 +26,11 @@ impl<K> Default for Listing<K> {
 
 impl<K: Eq + Hash> Listing<K> {
     /// Takes an event; `key` is that of its object.
-    pub(crate) fn take<T>(&mut self, event: Event<T>, key: impl FnOnce(&T) -> K) -> Option<Change<T, K>> {
+    pub(crate) fn take_event<T>(
+        &mut self,
+        event: Event<T>,
+        key: impl FnOnce(&T) -> K,
+    ) -> Option<ListChange<T, K>> {
         match event {
             Event::Init => {
                 self.0.clear();
@@ -34,11 +38,11 @@ impl<K: Eq + Hash> Listing<K> {
             }
             Event::InitApply(object) => {
                 self.0.insert(key(&object));
-                Some(Change::Put(object))
+                Some(ListChange::Put(object))
             }
-            Event::InitDone => Some(Change::Retain(std::mem::take(&mut self.0))),
-            Event::Apply(object) => Some(Change::Put(object)),
-            Event::Delete(object) => Some(Change::Remove(object)),
+            Event::InitDone => Some(ListChange::Retain(std::mem::take(&mut self.0))),
+            Event::Apply(object) => Some(ListChange::Put(object)),
+            Event::Delete(object) => Some(ListChange::Remove(object)),
         }
     }
 }
@@ -50,15 +54,15 @@ mod tests {
     #[test]
     fn a_complete_list_removes_all_others() {
         let mut listing = Listing::default();
-        let mut take = |event| listing.take(event, |name: &&str| (*name).to_owned());
-        assert_eq!(take(Event::Apply("a")), Some(Change::Put("a")));
-        assert_eq!(take(Event::Delete("a")), Some(Change::Remove("a")));
+        let mut take = |event| listing.take_event(event, |name: &&str| (*name).to_owned());
+        assert_eq!(take(Event::Apply("a")), Some(ListChange::Put("a")));
+        assert_eq!(take(Event::Delete("a")), Some(ListChange::Remove("a")));
         assert_eq!(take(Event::Init), None);
-        assert_eq!(take(Event::InitApply("b")), Some(Change::Put("b")));
+        assert_eq!(take(Event::InitApply("b")), Some(ListChange::Put("b")));
         // It was cut, and begins again.
         assert_eq!(take(Event::Init), None);
-        assert_eq!(take(Event::InitApply("c")), Some(Change::Put("c")));
-        assert_eq!(take(Event::InitDone), Some(Change::Retain(["c".to_owned()].into())));
-        assert_eq!(take(Event::InitDone), Some(Change::Retain(HashSet::new())));
+        assert_eq!(take(Event::InitApply("c")), Some(ListChange::Put("c")));
+        assert_eq!(take(Event::InitDone), Some(ListChange::Retain(["c".to_owned()].into())));
+        assert_eq!(take(Event::InitDone), Some(ListChange::Retain(HashSet::new())));
     }
 }

@@ -22,7 +22,7 @@ use prepull_api::selector::Selector;
 use prepull_api::task::PullPolicy;
 use serde_json::{Value, json};
 
-use crate::window::Window;
+use crate::window::WindowArg;
 pub(crate) use course::{Concurrency, CourseArgs, PaceArgs, SecretName, parse_deltas};
 pub(crate) use nodes::ChosenNodes;
 
@@ -37,7 +37,7 @@ const DIGEST_DIGITS: usize = 12;
 const NAME_DIGITS: usize = 6;
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Order {
+pub(crate) struct JobOrder {
     pub(crate) name: String,
     pub(crate) images: Vec<String>,
     /// Those of them that are pulled also where they are present already; absent: those that a job pulls so by default.
@@ -80,10 +80,10 @@ pub(crate) struct Order {
     pub(crate) upgrade: Option<UpgradeSpec>,
 }
 
-impl Order {
+impl JobOrder {
     /// Names the job as the flag says, or else by the base and a digest of what it does on which nodes: the same command names the
     /// same job, and another registry or other nodes another one. Settings are not in it, since they may change.
-    pub(crate) fn named(mut self, flag: Option<&String>, base: &str) -> Self {
+    pub(crate) fn with_name(mut self, flag: Option<&String>, base: &str) -> Self {
         self.name = flag.cloned().unwrap_or_else(|| {
             let sorted = |texts: &[String]| texts.iter().cloned().collect::<BTreeSet<_>>();
             let nodes = if self.nodes.is_empty() { json!(self.selector) } else { json!(sorted(&self.nodes)) };
@@ -98,7 +98,7 @@ impl Order {
     /// Tells orders apart, also those whose jobs have the same name.
     pub(crate) fn digest(&self) -> String {
         // The percentage, and not what it comes to at the moment.
-        hex_digest(&json!([self.job(0).spec, format!("{:?}", self.concurrency)]))
+        hex_digest(&json!([self.to_job(0).spec, format!("{:?}", self.concurrency)]))
     }
 
     /// Adds what the flags say. Secrets without a namespace are in this one.
@@ -153,7 +153,7 @@ impl Order {
         self.pause_seconds = pause.map_or(0, seconds);
         self.deadline_seconds = deadline.map(seconds);
         self.ttl_seconds = ttl.map(seconds);
-        self.windows = window.iter().map(|Window(window)| window.clone()).collect();
+        self.windows = window.iter().map(|WindowArg(window)| window.clone()).collect();
         self.follow_nodes = *follow_nodes;
         self.tolerate.clone_from(tolerate);
         self
@@ -182,12 +182,12 @@ impl Order {
             by_parts.into_iter().filter_map(|image| source_of(image, wanted(image)?)).collect();
     }
 
-    /// Whether [`Self::job`] needs to know how many nodes there are.
+    /// Whether [`Self::to_job`] needs to know how many nodes there are.
     pub(crate) fn needs_count(&self) -> bool {
         matches!(self.concurrency, Concurrency::Percent(_))
     }
 
-    pub(crate) fn edges(&self) -> anyhow::Result<Selector> {
+    pub(crate) fn node_selector(&self) -> anyhow::Result<Selector> {
         let mut selector = self.selector.clone();
         let is_there = |expression: &LabelSelectorRequirement| expression.key == EDGE_LABEL;
         if !selector.match_expressions.iter().flatten().any(is_there) {
@@ -196,7 +196,7 @@ impl Order {
         Selector::try_from(&selector).context("the label selector")
     }
 
-    pub(crate) fn job(&self, nodes: usize) -> ImagePrePullJob {
+    pub(crate) fn to_job(&self, nodes: usize) -> ImagePrePullJob {
         let mut spec = ImagePrePullJobSpec::default();
         let template = &mut spec.image_pre_pull_template;
         self.add_images(template);
@@ -215,7 +215,7 @@ impl Order {
                 image_secret: secret.clone(),
             })
             .collect();
-        template.concurrency = self.concurrency.of(nodes);
+        template.concurrency = self.concurrency.for_nodes(nodes);
         template.retry_times = self.retries;
         if let Some(seconds) = self.node_seconds {
             template.timeout_seconds = seconds;
@@ -325,37 +325,38 @@ mod tests {
         }
         assert_eq!(name_base(Some("frontend"), "r.io/web:v2"), "frontend-v2");
         let long = name_base(None, &format!("r.io/{}:v1", "a".repeat(100)));
-        assert_eq!(Order::default().named(None, &long).name.len(), LONGEST_NAME);
+        assert_eq!(JobOrder::default().with_name(None, &long).name.len(), LONGEST_NAME);
     }
 
     #[test]
     fn a_default_name_tells_work_apart() {
         let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let order = || Order { images: texts(&["r.io/web:v1", "nginx:1"]), ..Order::default() };
-        let name = |order: Order| order.named(None, "web-v1").name;
+        let order = || JobOrder { images: texts(&["r.io/web:v1", "nginx:1"]), ..JobOrder::default() };
+        let name = |order: JobOrder| order.with_name(None, "web-v1").name;
         let first = name(order());
         assert!(first.starts_with("web-v1-") && first.len() == "web-v1-".len() + NAME_DIGITS, "{first}");
         for same in [
-            Order { images: texts(&["nginx:1", "r.io/web:v1"]), ..order() },
-            Order { rate: Some("1Mi".to_owned()), secret: Some("shop/harbor".to_owned()), ..order() },
+            JobOrder { images: texts(&["nginx:1", "r.io/web:v1"]), ..order() },
+            JobOrder { rate: Some("1Mi".to_owned()), secret: Some("shop/harbor".to_owned()), ..order() },
         ] {
             assert_eq!(name(same), first);
         }
         let digests = [
-            Order { images: texts(&["mirror.local/web:v1", "nginx:1"]), ..order() },
-            Order { images: texts(&["r.io/web:v1", "nginx:2"]), ..order() },
-            Order { nodes: texts(&["edge-1"]), ..order() },
-            Order { selector: edge_selector(), ..order() },
-            Order { always: Some(Vec::new()), ..order() },
-            Order { upgrade: Some(UpgradeSpec::default()), ..order() },
+            JobOrder { images: texts(&["mirror.local/web:v1", "nginx:1"]), ..order() },
+            JobOrder { images: texts(&["r.io/web:v1", "nginx:2"]), ..order() },
+            JobOrder { nodes: texts(&["edge-1"]), ..order() },
+            JobOrder { selector: edge_selector(), ..order() },
+            JobOrder { always: Some(Vec::new()), ..order() },
+            JobOrder { upgrade: Some(UpgradeSpec::default()), ..order() },
             order(),
         ];
         let names: BTreeSet<_> = digests.into_iter().map(name).collect();
         assert_eq!(names.len(), 7);
-        assert_eq!(order().named(Some(&"spring".to_owned()), "web-v1").name, "spring");
+        assert_eq!(order().with_name(Some(&"spring".to_owned()), "web-v1").name, "spring");
         // As the README has it.
-        let minimal = Order { images: texts(&["nginx:1.25"]), selector: edge_selector(), ..Order::default() };
-        let name = minimal.named(None, "nginx-1.25").name;
+        let minimal =
+            JobOrder { images: texts(&["nginx:1.25"]), selector: edge_selector(), ..JobOrder::default() };
+        let name = minimal.with_name(None, "nginx-1.25").name;
         assert!(include_str!("../../../README.md").contains(&format!("failures {name} ")), "{name}");
     }
 
@@ -363,8 +364,8 @@ mod tests {
     fn a_job_has_policies_where_needed() {
         let template = |images: &[&str], always: Option<&[&str]>| {
             let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
-            let order = Order { images: texts(images), always: always.map(texts), ..Order::default() };
-            order.job(1).spec.image_pre_pull_template
+            let order = JobOrder { images: texts(images), always: always.map(texts), ..JobOrder::default() };
+            order.to_job(1).spec.image_pre_pull_template
         };
         for (images, always, policy) in [
             (&["a:1", "b"][..], None, None),

@@ -11,11 +11,11 @@ use prepull_api::text::is_display_control;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::screen::guard;
+use crate::screen::sanitize_output;
 
 /// What is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum OutputFormat {
     /// JSON for programs
     Json,
     /// YAML for programs
@@ -28,13 +28,13 @@ pub(crate) enum Output {
 
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(guard(text).as_bytes()).and_then(|()| out.flush()).context("write the output")
+    out.write_all(sanitize_output(text).as_bytes()).and_then(|()| out.flush()).context("write the output")
 }
 
-pub(crate) fn print_object<T: Serialize>(object: &T, output: Format) -> anyhow::Result<()> {
+pub(crate) fn print_object<T: Serialize>(object: &T, output: DocumentFormat) -> anyhow::Result<()> {
     let text = match output {
-        Format::Json => escape_json(&serde_json::to_string_pretty(object)?),
-        Format::Yaml => to_yaml(object)?,
+        DocumentFormat::Json => escape_json(&serde_json::to_string_pretty(object)?),
+        DocumentFormat::Yaml => to_yaml(object)?,
     };
     print(&format!("{}\n", text.trim_end()))
 }
@@ -93,16 +93,16 @@ fn replace_strings(value: &mut Value, is_hostile: &impl Fn(char) -> bool, string
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum DocumentFormat {
     Json,
     Yaml,
 }
 
-impl Output {
-    pub(crate) fn format(self) -> Option<Format> {
+impl OutputFormat {
+    pub(crate) fn format(self) -> Option<DocumentFormat> {
         match self {
-            Self::Json => Some(Format::Json),
-            Self::Yaml => Some(Format::Yaml),
+            Self::Json => Some(DocumentFormat::Json),
+            Self::Yaml => Some(DocumentFormat::Yaml),
             Self::Name | Self::Wide => None,
         }
     }
@@ -114,13 +114,17 @@ pub(crate) fn job_name(name: &str) -> String {
 }
 
 /// Prints a changed job as kubectl does, or in the format of `-o`: `imageprepulljob.operations.kubeedge.io/web suspended`.
-pub(crate) fn print_changed(job: &ImagePrePullJob, what: &str, output: Option<Output>) -> anyhow::Result<()> {
+pub(crate) fn print_changed(
+    job: &ImagePrePullJob,
+    what: &str,
+    output: Option<OutputFormat>,
+) -> anyhow::Result<()> {
     let name = job_name(job.metadata.name.as_deref().unwrap_or_default());
     match output {
-        Some(Output::Name) => print(&format!("{name}\n")),
-        Some(Output::Json) => print_object(job, Format::Json),
-        Some(Output::Yaml) => print_object(job, Format::Yaml),
-        None | Some(Output::Wide) => print(&format!("{name} {what}\n")),
+        Some(OutputFormat::Name) => print(&format!("{name}\n")),
+        Some(OutputFormat::Json) => print_object(job, DocumentFormat::Json),
+        Some(OutputFormat::Yaml) => print_object(job, DocumentFormat::Yaml),
+        None | Some(OutputFormat::Wide) => print(&format!("{name} {what}\n")),
     }
 }
 

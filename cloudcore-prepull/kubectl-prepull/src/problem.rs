@@ -10,11 +10,11 @@ use kube::core::Status;
 use kube::runtime::watcher;
 use prepull_program::errors::with_causes;
 
-use crate::screen::{guard, tame};
+use crate::screen::{sanitize_line, sanitize_output};
 
 /// Which cluster it is, for errors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ClusterPlace {
     /// Address of the API server.
     pub(crate) server: String,
     /// Context of the kubeconfig; none in a pod.
@@ -29,24 +29,26 @@ pub(crate) struct Place {
 pub(crate) struct WrongUsage(pub(crate) String);
 
 /// Prints an error on standard error.
-pub(crate) fn print(error: &anyhow::Error) {
-    note(&format!("error: {}", text(error)));
+pub(crate) fn print_error(error: &anyhow::Error) {
+    print_note(&format!("error: {}", error_text(error)));
 }
 
 /// Prints a line on standard error.
-pub(crate) fn note(text: &str) {
+pub(crate) fn print_note(text: &str) {
     // A closed stderr is no reason to panic.
-    let _ = writeln!(std::io::stderr(), "{}", guard(text));
+    let _ = writeln!(std::io::stderr(), "{}", sanitize_output(text));
 }
 
 /// An error and its causes, in one line. Of the cluster's it has the server's own words once.
-pub(crate) fn text(error: &anyhow::Error) -> String {
-    let Some(inner) = error.chain().find_map(kube_error) else { return tame(&with_causes(error.as_ref())) };
+pub(crate) fn error_text(error: &anyhow::Error) -> String {
+    let Some(inner) = error.chain().find_map(kube_error) else {
+        return sanitize_line(&with_causes(error.as_ref()));
+    };
     // A watch repeats what it wraps.
     let outer =
         error.chain().take_while(|cause| kube_error(*cause).is_none() && !cause.is::<watcher::Error>());
     let texts = outer.map(ToString::to_string).chain([of_cluster(inner)]);
-    tame(&texts.collect::<Vec<_>>().join(": "))
+    sanitize_line(&texts.collect::<Vec<_>>().join(": "))
 }
 
 /// An error of the client in words.
@@ -78,7 +80,7 @@ fn is_of_proxy(error: &kube::Error) -> bool {
 
 /// Whether trying again does not help: the credentials are refused, a right or the definitions are missing.
 pub(crate) fn is_lasting(error: &anyhow::Error) -> bool {
-    answer(error).is_some_and(|answer| matches!(answer.code, 401 | 403 | 404))
+    server_answer(error).is_some_and(|answer| matches!(answer.code, 401 | 403 | 404))
 }
 
 /// Whether the reader of our output has closed the pipe.
@@ -93,7 +95,7 @@ pub(crate) fn is_page(answer: &Status) -> bool {
 }
 
 /// The answer of the API server in an error, if it is one.
-pub(crate) fn answer(error: &anyhow::Error) -> Option<&Status> {
+pub(crate) fn server_answer(error: &anyhow::Error) -> Option<&Status> {
     error.chain().find_map(|cause| match kube_error(cause)? {
         kube::Error::Api(status) => Some(status.as_ref()),
         _ => None,
@@ -107,8 +109,8 @@ fn kube_error<'a>(cause: &'a (dyn StdError + 'static)) -> Option<&'a kube::Error
 }
 
 /// The error with what it means and its remedy, if it is one of the cluster that has one.
-pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
-    if let Some(text) = answer(&error).and_then(|answer| explain_answer(answer, place)) {
+pub(crate) fn explain(error: anyhow::Error, place: &ClusterPlace) -> anyhow::Error {
+    if let Some(text) = server_answer(&error).and_then(|answer| explain_answer(answer, place)) {
         return anyhow::anyhow!(text);
     }
     let Some(inner) = error.chain().find_map(kube_error) else { return error };
@@ -117,7 +119,7 @@ pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
             return anyhow::anyhow!(
                 "the API server {} has not answered for {} (--request-timeout): a firewall is in between, or it has too much \
                  to do",
-                described(place),
+                describe_place(place),
                 humantime::format_duration(place.patience)
             );
         }
@@ -128,11 +130,11 @@ pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
         kube::Error::Service(_) if is_of_proxy(inner) => format!(
             "the proxy on the way to the API server {} refuses: let it CONNECT there, give it a user and a password as in \
              HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT, or add the server to NO_PROXY",
-            described(place)
+            describe_place(place)
         ),
         kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::ReadEvents(_) => {
             let other = if place.context.is_some() { "; --context and --kubeconfig name another cluster" } else { "" };
-            format!("the API server {} cannot be reached{other}", described(place))
+            format!("the API server {} cannot be reached{other}", describe_place(place))
         }
         kube::Error::ProxyProtocolDisabled { .. } | kube::Error::ProxyProtocolUnsupported { .. } => {
             "a proxy is http://, https:// or socks5://HOST:PORT, in HTTPS_PROXY or as `proxy-url` of the cluster in the \
@@ -144,7 +146,7 @@ pub(crate) fn explain(error: anyhow::Error, place: &Place) -> anyhow::Error {
     anyhow::anyhow!("{text}: {}", of_cluster(inner))
 }
 
-fn described(place: &Place) -> String {
+fn describe_place(place: &ClusterPlace) -> String {
     match &place.context {
         Some(context) => format!("{} (context {context})", place.server),
         None => place.server.clone(),
@@ -152,7 +154,7 @@ fn described(place: &Place) -> String {
 }
 
 /// What an answer means, if the remedy is not with the object that was asked for.
-fn explain_answer(answer: &Status, place: &Place) -> Option<String> {
+fn explain_answer(answer: &Status, place: &ClusterPlace) -> Option<String> {
     if answer::is_page(&answer.message) {
         return None;
     }
@@ -160,17 +162,17 @@ fn explain_answer(answer: &Status, place: &Place) -> Option<String> {
         return Some(format!(
             "the API server {} does not accept the credentials of the kubeconfig: they are wrong or have expired; log in \
              again",
-            described(place)
+            describe_place(place)
         ));
     }
     if is_unserved(answer) {
         return Some(format!(
             "the API server {} does not know ImagePrePullJobs: their definitions are not installed (kubectl apply -f \
              manifests/crds), or it is not the cluster that you mean",
-            described(place)
+            describe_place(place)
         ));
     }
-    let right = MissingRight::of(answer)?;
+    let right = MissingRight::from_answer(answer)?;
     Some(format!(
         "{right}. An administrator of the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles with all that \
          this command needs"
@@ -194,7 +196,7 @@ pub(crate) struct MissingRight {
 impl MissingRight {
     /// Reads it out of the RBAC part of a 403: `User "…" cannot list resource "…" in API group "…" at the cluster scope`.
     /// Admission also answers 403, about one object and for reasons of its own.
-    pub(crate) fn of(answer: &Status) -> Option<Self> {
+    pub(crate) fn from_answer(answer: &Status) -> Option<Self> {
         if answer.code != 403 {
             return None;
         }
@@ -219,15 +221,15 @@ mod tests {
 
     use super::*;
 
-    fn place() -> Place {
+    fn place() -> ClusterPlace {
         let context = Some("prod".to_owned());
-        Place { server: "https://api:6443/".to_owned(), context, patience: Duration::from_secs(10) }
+        ClusterPlace { server: "https://api:6443/".to_owned(), context, patience: Duration::from_secs(10) }
     }
 
     fn explained(status: serde_json::Value) -> String {
         let status: Status = serde_json::from_value(status).unwrap();
         let error = anyhow::Error::from(kube::Error::Api(status.boxed())).context("read job web");
-        text(&explain(error, &place()))
+        error_text(&explain(error, &place()))
     }
 
     #[test]

@@ -106,8 +106,8 @@ impl Right {
     }
 }
 
-pub(crate) async fn missing(cluster: &Cluster) -> anyhow::Result<Vec<&'static Right>> {
-    let answers = join_all(RIGHTS.iter().map(|right| has(cluster, right))).await;
+pub(crate) async fn missing_rights(cluster: &Cluster) -> anyhow::Result<Vec<&'static Right>> {
+    let answers = join_all(RIGHTS.iter().map(|right| has_right(cluster, right))).await;
     let mut missing = Vec::new();
     for (right, has) in RIGHTS.iter().zip(answers) {
         if !has? {
@@ -117,9 +117,9 @@ pub(crate) async fn missing(cluster: &Cluster) -> anyhow::Result<Vec<&'static Ri
     Ok(missing)
 }
 
-pub(crate) async fn has(cluster: &Cluster, right: &Right) -> anyhow::Result<bool> {
+pub(crate) async fn has_right(cluster: &Cluster, right: &Right) -> anyhow::Result<bool> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client());
-    let answer = reviews.create(&PostParams::default(), &right.review(cluster.system())).await?;
+    let answer = reviews.create(&PostParams::default(), &right.review(cluster.system_namespace())).await?;
     Ok(answer.status.is_some_and(|status| status.allowed))
 }
 

@@ -10,7 +10,7 @@ use crate::commands;
 use crate::complete;
 use crate::problem;
 use crate::screen::Screen;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 use crate::ui;
 
 const FAILED: u8 = 1;
@@ -23,28 +23,28 @@ pub fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let arguments: Vec<_> = std::env::args_os().collect();
     let outcome = if let Some(words) = complete::asked_for(&arguments) {
-        block_on(async move { complete::run(&words).await.map(|()| Ended::Done) })
+        block_on(async move { complete::run(&words).await.map(|()| CommandOutcome::Done) })
     } else {
         let Cli { global, command } = Cli::parse_from(arguments);
         let session = Session { screen: Screen::of_stdout(global.no_color), global };
         block_on(run(&session, command))
     };
     match outcome {
-        Ok(ended) => ExitCode::from(ended.code()),
+        Ok(ended) => ExitCode::from(ended.exit_code()),
         // `kubectl prepull … | head` has what it wants.
         Err(error) if problem::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            problem::print(&error);
+            problem::print_error(&error);
             ExitCode::from(if error.is::<problem::WrongUsage>() { WRONG_USAGE } else { FAILED })
         }
     }
 }
 
-fn block_on(work: impl Future<Output = anyhow::Result<Ended>>) -> anyhow::Result<Ended> {
+fn block_on(work: impl Future<Output = anyhow::Result<CommandOutcome>>) -> anyhow::Result<CommandOutcome> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
-async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
+async fn run(session: &Session, command: Command) -> anyhow::Result<CommandOutcome> {
     if let Command::Completion(args) = command {
         return commands::completion::run(&args, Cli::command());
     }
@@ -78,7 +78,7 @@ async fn run(session: &Session, command: Command) -> anyhow::Result<Ended> {
         Command::Tokens(args) => commands::tokens::run(session, &cluster, args).await,
         Command::Node(args) => commands::node::run(session, &cluster, args).await,
         Command::Check(_) => commands::check::run(session, &cluster).await,
-        Command::Completion(_) | Command::Delta(_) => Ok(Ended::Done), // ran above, without a cluster
+        Command::Completion(_) | Command::Delta(_) => Ok(CommandOutcome::Done), // ran above, without a cluster
     };
     outcome.map_err(|error| problem::explain(error, cluster.place()))
 }
@@ -90,9 +90,14 @@ mod tests {
 
     #[test]
     fn the_manual_has_each_exit_status() {
-        let codes =
-            [Ended::Done.code(), FAILED, WRONG_USAGE, Ended::TimedOut.code(), Ended::Interrupted.code()];
-        assert_eq!(Ended::Failed.code(), FAILED);
+        let codes = [
+            CommandOutcome::Done.exit_code(),
+            FAILED,
+            WRONG_USAGE,
+            CommandOutcome::TimedOut.exit_code(),
+            CommandOutcome::Interrupted.exit_code(),
+        ];
+        assert_eq!(CommandOutcome::Failed.exit_code(), FAILED);
         let manual = include_str!("../../../docs/kubectl-prepull.md");
         let (_, table) = manual.split_once("| exit status | |\n|---|---|\n").unwrap();
         let (table, _) = table.split_once("\n\n").unwrap();

@@ -55,7 +55,7 @@ pub(crate) enum Tone {
 
 impl Paint {
     /// The text in the colour of its tone. It has no other width: pad it before.
-    pub(crate) fn with(self, tone: Tone, text: &str) -> String {
+    pub(crate) fn with_tone(self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Good => 32,
             Tone::Bad => 31,
@@ -69,13 +69,13 @@ impl Paint {
 
 /// The text as one line without control characters. Reasons come from edges and registries, which we don't trust with the
 /// terminal of an operator: an escape sequence could hide or forge what is shown.
-pub(crate) fn tame(text: &str) -> String {
+pub(crate) fn sanitize_line(text: &str) -> String {
     to_plain_line(text, usize::MAX)
 }
 
-/// A whole output in which no control character is left but line feeds, tabs and our own colours. [`tame`] makes the single
+/// A whole output in which no control character is left but line feeds, tabs and our own colours. [`sanitize_line`] makes the single
 /// texts safe; this holds for one that we forgot.
-pub(crate) fn guard(output: &str) -> Cow<'_, str> {
+pub(crate) fn sanitize_output(output: &str) -> Cow<'_, str> {
     let is_safe = |c: char| matches!(c, '\n' | '\t') || !is_display_control(c);
     if output.chars().all(is_safe) {
         return Cow::Borrowed(output);
@@ -125,7 +125,7 @@ pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Cuts a text to `width` characters, and ends it with an ellipsis if there was more.
-pub(crate) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn truncate_text(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -146,33 +146,33 @@ mod tests {
 
     #[test]
     fn foreign_texts_cannot_move_the_cursor() {
-        assert_eq!(tame("a\u{1b}[2Jb\u{9b}1mc\nd é"), "a\u{fffd}[2Jb\u{fffd}1mc d é");
+        assert_eq!(sanitize_line("a\u{1b}[2Jb\u{9b}1mc\nd é"), "a\u{fffd}[2Jb\u{fffd}1mc d é");
     }
 
     #[test]
     fn only_our_own_colours_reach_the_terminal() {
         let painted: String = [Tone::Good, Tone::Bad, Tone::Wait, Tone::Dim, Tone::Bold]
-            .map(|tone| Paint(true).with(tone, "größer\n\tx"))
+            .map(|tone| Paint(true).with_tone(tone, "größer\n\tx"))
             .concat();
-        assert_eq!(guard(&painted), painted);
+        assert_eq!(sanitize_output(&painted), painted);
         for (hostile, shown) in [
             ("a\u{1b}]52;c;eA==\u{7}b", "a\u{fffd}]52;c;eA==\u{fffd}b"),
             ("\u{1b}[2K\r\u{1b}[31mx", "\u{fffd}[2K\u{fffd}\u{1b}[31mx"),
             ("x\u{202e}y\u{9b}8m\u{2028}", "x\u{fffd}y\u{fffd}8m\u{fffd}"),
         ] {
-            assert_eq!(guard(hostile), shown, "{hostile:?}");
+            assert_eq!(sanitize_output(hostile), shown, "{hostile:?}");
         }
-        assert_eq!(guard("größer\n"), "größer\n");
+        assert_eq!(sanitize_output("größer\n"), "größer\n");
     }
 
     #[test]
     fn a_text_that_is_cut_says_so() {
-        assert_eq!((cut("abcd", 4).as_str(), cut("abcde", 4).as_str()), ("abcd", "abc…"));
+        assert_eq!((truncate_text("abcd", 4).as_str(), truncate_text("abcde", 4).as_str()), ("abcd", "abc…"));
     }
 
     #[test]
     fn without_colours_texts_stay_plain() {
-        assert_eq!(Paint(false).with(Tone::Bad, "x"), "x");
-        assert_eq!(Paint(true).with(Tone::Bad, "x"), "\u{1b}[31mx\u{1b}[0m");
+        assert_eq!(Paint(false).with_tone(Tone::Bad, "x"), "x");
+        assert_eq!(Paint(true).with_tone(Tone::Bad, "x"), "\u{1b}[31mx\u{1b}[0m");
     }
 }

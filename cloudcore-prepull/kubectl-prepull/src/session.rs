@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 
-use crate::output::{Format, Output, print, print_object};
+use crate::output::{DocumentFormat, OutputFormat, print, print_object};
 use crate::screen::Screen;
 
 /// The usual namespace of cloudcore-prepull.
@@ -31,7 +31,7 @@ pub(crate) struct GlobalArgs {
     pub(crate) request_timeout: Duration,
     /// What is printed [default: text for people].
     #[arg(short, long, global = true, value_enum, value_name = "FORMAT")]
-    pub(crate) output: Option<Output>,
+    pub(crate) output: Option<OutputFormat>,
     /// No colours. There are none either where the output is no terminal or `NO_COLOR` is set.
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
@@ -60,29 +60,32 @@ impl Session {
         text: impl FnOnce(bool) -> String,
     ) -> anyhow::Result<()> {
         let output = self.global.output;
-        match output.and_then(Output::format) {
+        match output.and_then(OutputFormat::format) {
             Some(format) => print_object(object, format),
-            None if output == Some(Output::Name) => {
+            None if output == Some(OutputFormat::Name) => {
                 print(&names.into_iter().flat_map(|name| [name, "\n".to_owned()]).collect::<String>())
             }
-            None => print(&text(output == Some(Output::Wide))),
+            None => print(&text(output == Some(OutputFormat::Wide))),
         }
     }
 
     /// Whether `-o` asks for an object.
     pub(crate) fn is_for_programs(&self) -> bool {
-        self.global.output.and_then(Output::format).is_some()
+        self.global.output.and_then(OutputFormat::format).is_some()
     }
 
     /// Prints an object that has no other text, as YAML, or as JSON with `-o json`.
     pub(crate) fn print_document(&self, object: &impl Serialize) -> anyhow::Result<()> {
-        print_object(object, self.global.output.and_then(Output::format).unwrap_or(Format::Yaml))
+        print_object(
+            object,
+            self.global.output.and_then(OutputFormat::format).unwrap_or(DocumentFormat::Yaml),
+        )
     }
 }
 
 /// How a command ended that could do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum CommandOutcome {
     Done,
     /// What it was about has failed, such as the job that it followed.
     Failed,
@@ -91,8 +94,8 @@ pub(crate) enum Ended {
     Interrupted,
 }
 
-impl Ended {
-    pub(crate) fn code(self) -> u8 {
+impl CommandOutcome {
+    pub(crate) fn exit_code(self) -> u8 {
         match self {
             Self::Done => 0,
             Self::Failed => 1,

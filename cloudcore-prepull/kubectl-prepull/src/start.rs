@@ -14,14 +14,14 @@ use prepull_api::task::PullPolicy;
 use prepull_engine::prepull::validate::validate;
 use serde_json::{Map, Value};
 
-use crate::amounts::{count, duration};
+use crate::amounts::{format_count, format_duration};
 use crate::cluster::Cluster;
 use crate::job_fields::is_setting;
-use crate::order::Order;
+use crate::order::JobOrder;
 use crate::output::print_changed;
-use crate::problem::{MissingRight, WrongUsage, note};
-use crate::progress::follow::follow;
-use crate::session::{Ended, Session};
+use crate::problem::{MissingRight, WrongUsage, print_note};
+use crate::progress::follow::follow_job;
+use crate::session::{CommandOutcome, Session};
 use crate::{jobs, problem};
 
 /// The flags of whether to make a job and to follow it.
@@ -61,7 +61,7 @@ fn parse_wait(text: &str) -> Result<Wait, String> {
 }
 
 /// Fails for a job that the API server or cloudcore-prepull would refuse.
-pub(crate) fn check(job: &ImagePrePullJob) -> Result<(), WrongUsage> {
+pub(crate) fn check_job(job: &ImagePrePullJob) -> Result<(), WrongUsage> {
     let name = job.name_any();
     // Nodes and jobs have the same rule for their names.
     if !NodeName::from(name.as_str()).is_valid() {
@@ -73,19 +73,19 @@ pub(crate) fn check(job: &ImagePrePullJob) -> Result<(), WrongUsage> {
 }
 
 /// What a job is that was just made.
-fn made(job: &ImagePrePullJob) -> String {
+fn describe_created(job: &ImagePrePullJob) -> String {
     let template = &job.spec.image_pre_pull_template;
     let nodes = match template.node_names.len() as u64 {
         0 => "the nodes of its selector".to_owned(),
-        nodes => count(nodes, "node"),
+        nodes => format_count(nodes, "node"),
     };
-    let at_once = count(u64::try_from(template.concurrency).unwrap_or(0), "node");
+    let at_once = format_count(u64::try_from(template.concurrency).unwrap_or(0), "node");
     let ttl = u64::try_from(job.spec.ttl_seconds_after_finished.unwrap_or(0)).unwrap_or(0);
-    format!("created, for {nodes}, {at_once} at a time; deleted {} after its end", duration(ttl))
+    format!("created, for {nodes}, {at_once} at a time; deleted {} after its end", format_duration(ttl))
 }
 
 fn is_taken(error: &anyhow::Error) -> bool {
-    problem::answer(error).is_some_and(|answer| answer.code == 409 && answer.reason == "AlreadyExists")
+    problem::server_answer(error).is_some_and(|answer| answer.code == 409 && answer.reason == "AlreadyExists")
 }
 
 /// An annotation with the digest of the order of a job, by which the same command knows it after `set` has changed it
@@ -94,7 +94,7 @@ const ORDER: &str = "prepull.kubeedge.io/order";
 
 /// What the job is that is there, if it does what this one asks for, and fails otherwise. A pipeline that runs twice follows the one
 /// job, with the settings that it has by then.
-fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<String> {
+fn check_same_job(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<String> {
     let name = there.name_any();
     let [before, after] = [there, wanted].map(|job| {
         let mut spec = job.spec.clone();
@@ -103,7 +103,7 @@ fn same(there: &ImagePrePullJob, wanted: &ImagePrePullJob) -> anyhow::Result<Str
         serde_json::to_value(spec).unwrap_or_default()
     });
     let mut fields = Vec::new();
-    differing(&before, &after, "spec", &mut fields);
+    collect_differences(&before, &after, "spec", &mut fields);
     let how = ways_out(&name);
     if there.spec.cancel {
         bail!("there is a job {name} already, and it was cancelled: {how}");
@@ -152,12 +152,12 @@ fn refuse_old_success(there: &ImagePrePullJob) -> anyhow::Result<()> {
 }
 
 /// The paths of the fields that are not the same.
-fn differing(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
+fn collect_differences(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
     match (one, other) {
         (Value::Object(_), Value::Object(_) | Value::Null) | (Value::Null, Value::Object(_)) => {
             let fields = [one, other].into_iter().filter_map(Value::as_object).flat_map(Map::keys);
             for field in fields.collect::<BTreeSet<_>>() {
-                differing(&one[field], &other[field], &format!("{path}.{field}"), found);
+                collect_differences(&one[field], &other[field], &format!("{path}.{field}"), found);
             }
         }
         _ if one != other => found.push(path.to_owned()),
@@ -166,18 +166,19 @@ fn differing(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
 }
 
 /// The number of nodes, if the job's concurrency is a percentage of it.
-async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result<usize> {
+async fn nodes_of(order: &JobOrder, cluster: &Cluster) -> anyhow::Result<usize> {
     if !order.needs_count() {
         return Ok(0);
     }
     if !order.nodes.is_empty() {
         return Ok(order.nodes.len());
     }
-    let labelled = ListParams::default().labels(&order.edges()?.to_string());
+    let labelled = ListParams::default().labels(&order.node_selector()?.to_string());
     let nodes = Api::<Node>::all(cluster.client()).list_metadata(&labelled).await;
-    let is_refused = matches!(&nodes, Err(kube::Error::Api(answer)) if MissingRight::of(answer).is_some());
+    let is_refused =
+        matches!(&nodes, Err(kube::Error::Api(answer)) if MissingRight::from_answer(answer).is_some());
     if is_refused && order.is_any_concurrency {
-        note("you may not list nodes, so it is one node at a time: --concurrency gives another number");
+        print_note("you may not list nodes, so it is one node at a time: --concurrency gives another number");
         return Ok(1);
     }
     let unknown = "--concurrency is a percentage of the nodes (10% by default), and they cannot be listed";
@@ -185,23 +186,23 @@ async fn nodes_of(order: &Order, cluster: &Cluster) -> anyhow::Result<usize> {
 }
 
 /// Makes the job, unless it is there, and follows it as the flags say.
-pub(crate) async fn start(
+pub(crate) async fn make_and_follow(
     session: &Session,
     cluster: &Cluster,
-    order: &Order,
+    order: &JobOrder,
     args: &WaitArgs,
-) -> anyhow::Result<Ended> {
-    let mut job = order.job(nodes_of(order, cluster).await?);
-    check(&job)?;
+) -> anyhow::Result<CommandOutcome> {
+    let mut job = order.to_job(nodes_of(order, cluster).await?);
+    check_job(&job)?;
     if args.dry_run {
         session.print_document(&job)?;
-        return Ok(Ended::Done);
+        return Ok(CommandOutcome::Done);
     }
     let name = job.name_any();
     job.spec.ttl_seconds_after_finished.get_or_insert(TTL_SECONDS);
     job.annotations_mut().insert(ORDER.to_owned(), order.digest());
     let (job, what) = match jobs::create(cluster, &job).await {
-        Ok(created) => (created, made(&job)),
+        Ok(created) => (created, describe_created(&job)),
         Err(error) if is_taken(&error) => {
             let there = jobs::get(cluster, &name).await?;
             if order.needs_count() {
@@ -209,7 +210,7 @@ pub(crate) async fn start(
                 let before = &there.spec.image_pre_pull_template;
                 job.spec.image_pre_pull_template.concurrency = before.concurrency;
             }
-            let what = same(&there, &job)?;
+            let what = check_same_job(&there, &job)?;
             refuse_old_success(&there)?;
             (there, what)
         }
@@ -218,7 +219,7 @@ pub(crate) async fn start(
     let limit = match args.wait {
         Wait::No => {
             print_changed(&job, &what, session.global.output)?;
-            return Ok(Ended::Done);
+            return Ok(CommandOutcome::Done);
         }
         Wait::For(limit) => Some(limit),
         Wait::Forever => None,
@@ -226,7 +227,7 @@ pub(crate) async fn start(
     if session.global.output.is_none() {
         print_changed(&job, &what, None)?;
     }
-    follow(session, cluster, &name, limit).await
+    follow_job(session, cluster, &name, limit).await
 }
 
 #[cfg(test)]
@@ -243,7 +244,7 @@ mod tests {
             let mut spec = json!({"imagePrePullTemplate": template});
             json_patch(&mut spec, &change);
             let job = ImagePrePullJob::new(name, serde_json::from_value(spec).unwrap());
-            check(&job).map_err(|error| error.to_string())
+            check_job(&job).map_err(|error| error.to_string())
         };
         assert_eq!(said("web", json!({})), Ok(()));
         for (name, change, words) in [
@@ -269,7 +270,8 @@ mod tests {
             ImagePrePullJob::new("web", serde_json::from_value(spec).unwrap())
         };
         let wanted = job(json!(["a:1"]), json!({}));
-        let said = |there: ImagePrePullJob| same(&there, &wanted).map_err(|error| error.to_string());
+        let said =
+            |there: ImagePrePullJob| check_same_job(&there, &wanted).map_err(|error| error.to_string());
         let follows = Ok("is there already, with the same spec".to_owned());
         assert_eq!(said(wanted.clone()), follows);
         assert_eq!(
@@ -281,7 +283,7 @@ mod tests {
         assert!(other.contains(fields) && other.contains("kubectl prepull set web"), "{other}");
         assert!(said(job(json!(["a:1"]), json!({"cancel": true}))).unwrap_err().contains("was cancelled"));
         let text = "created, for 1 node, 1 node at a time; deleted 0s after its end";
-        assert_eq!(made(&wanted), text);
+        assert_eq!(describe_created(&wanted), text);
     }
 
     #[test]
@@ -294,7 +296,7 @@ mod tests {
             job
         };
         let slower = json!({"download": {"maxRate": "1Mi"}, "rollout": {"steps": ["5%"]}});
-        let said = |there| same(&there, &job("1", json!({}))).map_err(|error| error.to_string());
+        let said = |there| check_same_job(&there, &job("1", json!({}))).map_err(|error| error.to_string());
         let fields = "(spec.download.maxRate, spec.rollout.pauseSeconds, spec.rollout.steps)";
         assert!(said(job("1", slower.clone())).unwrap().contains(fields));
         assert!(said(job("2", slower)).unwrap_err().contains(fields));

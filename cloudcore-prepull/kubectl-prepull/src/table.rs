@@ -1,6 +1,6 @@
 //! Tables with long text in the last column.
 
-use prepull_program::table::align;
+use prepull_program::table::align_columns;
 
 use crate::screen::wrap;
 
@@ -11,7 +11,7 @@ const NARROWEST_TEXT: usize = 28;
 
 /// Aligns the rows and wraps their last column; the first row is the head. Without a width it doesn't wrap.
 pub(crate) fn with_text(rows: &[Vec<String>], width: Option<usize>) -> String {
-    let Some(width) = width else { return align(rows, GAP) };
+    let Some(width) = width else { return align_columns(rows, GAP) };
     let columns = rows.first().map_or(0, Vec::len).saturating_sub(1);
     let widest =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -39,9 +39,9 @@ pub(crate) fn with_text(rows: &[Vec<String>], width: Option<usize>) -> String {
         }
     }
     if !is_below {
-        return align(&lines, GAP);
+        return align_columns(&lines, GAP);
     }
-    let table = align(&lines, GAP);
+    let table = align_columns(&lines, GAP);
     let mut all = Vec::new();
     for (line, texts) in table.lines().zip(below) {
         all.push(line.to_owned());

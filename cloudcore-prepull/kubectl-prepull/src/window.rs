@@ -11,9 +11,9 @@ const MINUTES_A_DAY: u32 = 24 * 60;
 
 /// A window as a person writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Window(pub(crate) WindowSpec);
+pub(crate) struct WindowArg(pub(crate) WindowSpec);
 
-impl FromStr for Window {
+impl FromStr for WindowArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn windows_are_read_as_people_write_them() {
         let read = |text: &str| {
-            text.parse().map(|Window(window)| {
+            text.parse().map(|WindowArg(window)| {
                 let WindowSpec { days, start, duration, time_zone } = window;
                 format!("{} {start} {duration} {time_zone}", days.join(","))
             })

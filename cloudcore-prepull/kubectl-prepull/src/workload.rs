@@ -10,7 +10,7 @@ use prepull_api::image::Reference;
 use prepull_api::task::PullPolicy;
 use serde_json::Value;
 
-use choice::Choice;
+use choice::PodPlacement;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Workload {
@@ -26,11 +26,11 @@ pub(crate) struct Workload {
     pub(crate) pull_secrets: Vec<String>,
     pub(crate) service_account: String,
     /// The nodes that its pods may run on.
-    pub(crate) choice: Choice,
+    pub(crate) choice: PodPlacement,
 }
 
 /// Reads the documents of a YAML or JSON text. The error does not quote it: it may hold a Secret.
-pub(crate) fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
+pub(crate) fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
     let parsed: Result<Vec<Value>, _> = serde_saphyr::from_multiple(text);
     let documents = parsed.map_err(|error| match error.location() {
         Some(at) => anyhow!("not YAML: line {} column {}", at.line(), at.column()),
@@ -52,8 +52,8 @@ fn flatten(mut value: Value, objects: &mut Vec<Value>) {
     }
 }
 
-pub(crate) fn workloads(objects: &[Value]) -> anyhow::Result<Vec<Workload>> {
-    objects.iter().filter_map(|object| Workload::of(object).transpose()).collect()
+pub(crate) fn find_workloads(objects: &[Value]) -> anyhow::Result<Vec<Workload>> {
+    objects.iter().filter_map(|object| Workload::from_object(object).transpose()).collect()
 }
 
 /// The pull secrets of a ServiceAccount among the objects, if it is there.
@@ -70,7 +70,7 @@ pub(crate) fn account_secrets(objects: &[Value], namespace: &str, name: &str) ->
 
 impl Workload {
     /// Reads a workload; none if the object has no pods.
-    pub(crate) fn of(object: &Value) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn from_object(object: &Value) -> anyhow::Result<Option<Self>> {
         let kind = object["kind"].as_str().unwrap_or_default();
         let spec = &object["spec"];
         let pod = match kind {
@@ -87,7 +87,7 @@ impl Workload {
         let title = format!("{kind} {name}");
         let pod: PodSpec = serde_json::from_value(pod.clone())
             .with_context(|| format!("{title}: the spec of its pods cannot be read"))?;
-        let uses = uses(&pod);
+        let uses = image_uses(&pod);
         let images = each_once(uses.iter().map(|(image, _)| *image));
         let always = each_once(
             uses.iter().filter(|(image, policy)| is_always(image, *policy)).map(|(image, _)| *image),
@@ -101,7 +101,7 @@ impl Workload {
             namespace: object["metadata"]["namespace"].as_str().map(str::to_owned),
             pull_secrets: secrets.map(|secret| secret.name.clone()).filter(|name| !name.is_empty()).collect(),
             service_account: pod.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
-            choice: Choice::of(&pod),
+            choice: PodPlacement::from_pod(&pod),
             images,
             always,
             name,
@@ -113,7 +113,7 @@ impl Workload {
 /// An image, and the pull policy where one is written.
 type Use<'a> = (&'a str, Option<&'a str>);
 
-fn uses(pod: &PodSpec) -> Vec<Use<'_>> {
+fn image_uses(pod: &PodSpec) -> Vec<Use<'_>> {
     let init = pod.init_containers.iter().flatten().map(|of| (&of.image, &of.image_pull_policy));
     let main = pod.containers.iter().map(|of| (&of.image, &of.image_pull_policy));
     let ephemeral = pod.ephemeral_containers.iter().flatten().map(|of| (&of.image, &of.image_pull_policy));
@@ -158,7 +158,7 @@ const PUBLIC: &str = "docker.io";
 /// Gives the secrets to the registries of the images. The registry of a secret is inside it, and we may not read it. In a
 /// job, unlike in a pod, an image fails if its secret has nothing for it. So we take images of Docker Hub beside those of
 /// another registry for public ones. The error names the registries that the user must assign.
-pub(crate) fn logins(images: &[String], secrets: &[String]) -> Result<Logins, String> {
+pub(crate) fn assign_logins(images: &[String], secrets: &[String]) -> Result<Logins, String> {
     let Some((first, more)) = secrets.split_first() else { return Ok(Logins::default()) };
     let mut registries: Vec<String> = Vec::new();
     for image in images.iter().filter_map(|image| Reference::parse(image).ok()) {

@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use prepull_api::overriders::SecretRef;
 use prepull_engine::prepull::plan::SecretLookup;
 
-use super::Secrets;
+use super::SecretLookups;
 use super::nodes::ListedNode;
 
 /// The most nodes in one page, which is also kubectl's chunk size.
@@ -22,7 +22,7 @@ pub async fn list_nodes(client: &Client) -> anyhow::Result<Vec<ListedNode>> {
     let mut page = ListParams::default().limit(PAGE);
     loop {
         let list = api.list(&page).await.context("listing the cluster's nodes")?;
-        nodes.extend(list.items.iter().map(ListedNode::of));
+        nodes.extend(list.items.iter().map(ListedNode::from_node));
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
             None => return Ok(nodes),
@@ -31,8 +31,8 @@ pub async fn list_nodes(client: &Client) -> anyhow::Result<Vec<ListedNode>> {
 }
 
 /// Reads the secrets by name; a failure is part of the result.
-pub(super) async fn read_secrets(client: &Client, names: BTreeSet<SecretRef>) -> Secrets {
-    let mut secrets = Secrets::new();
+pub(super) async fn read_secrets(client: &Client, names: BTreeSet<SecretRef>) -> SecretLookups {
+    let mut secrets = SecretLookups::new();
     for name in names {
         let api: Api<Secret> = Api::namespaced(client.clone(), name.namespace());
         let found = match api.get_opt(name.name()).await {

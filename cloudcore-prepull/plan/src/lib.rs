@@ -18,10 +18,11 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::credentials::{RegistryPattern, SecretUser};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{NodeName, PullPolicy};
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::plan::{
-    NodePlan, Plan, PlannedImage, Resolved, SecretLookup, is_missing, plan, resolve_key, self_assigned_labels,
+    JobPlan, NodePlan, PlannedImage, ResolvedKey, SecretLookup, is_missing, plan_job, resolve_key,
+    self_assigned_labels,
 };
 use prepull_engine::prepull::validate::{ValidatedJob, validate};
 use serde::Serialize;
@@ -84,7 +85,7 @@ pub struct PlanArgs {
     pub sites: SiteArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    pub output: Output,
+    pub output: PlanFormat,
     /// Kubeconfig file [default: $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod]
     #[arg(long, value_name = "FILE", env = "PREPULL_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
@@ -92,7 +93,7 @@ pub struct PlanArgs {
 
 /// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
+pub enum PlanFormat {
     /// A table for people
     #[default]
     Table,
@@ -105,7 +106,7 @@ pub enum Output {
 /// The plan as it is printed, without credentials.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct PlanReport {
     nodes: Vec<NodeReport>,
     /// Empty if no node has a site.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -153,10 +154,10 @@ struct SkippedReport {
     reason: String,
 }
 
-type Secrets = BTreeMap<SecretRef, SecretLookup>;
+type SecretLookups = BTreeMap<SecretRef, SecretLookup>;
 
 /// A job, and how cloudcore-prepull would look at it.
-pub struct Request<'a> {
+pub struct PlanRequest<'a> {
     /// The job.
     pub job: &'a ImagePrePullJob,
     /// Whether secrets need their owners' consent.
@@ -181,7 +182,7 @@ pub enum SecretSource<'a> {
 
 /// What is known of the secrets.
 struct KnownSecrets<'a> {
-    secrets: &'a Secrets,
+    secrets: &'a SecretLookups,
     /// Those that the person may not read.
     unread: &'a BTreeSet<SecretRef>,
     /// Needs the consent of their owners.
@@ -202,14 +203,14 @@ impl KnownSecrets<'_> {
 /// An image with what its secrets have for it; `None` where they are not known.
 struct Keyed<'a> {
     planned: &'a PlannedImage,
-    resolved: Option<Resolved>,
+    resolved: Option<ResolvedKey>,
 }
 
 /// The images of each plan. Many nodes share a plan, so we choose its keys once.
 struct KeyedPlans<'a>(BTreeMap<*const NodePlan, Vec<Keyed<'a>>>);
 
 impl<'a> KeyedPlans<'a> {
-    fn new(plan: &'a Plan, known: Option<&KnownSecrets<'_>>) -> Self {
+    fn new(plan: &'a JobPlan, known: Option<&KnownSecrets<'_>>) -> Self {
         let mut plans = BTreeMap::new();
         for (_, node) in &plan.nodes {
             plans
@@ -219,7 +220,7 @@ impl<'a> KeyedPlans<'a> {
         Self(plans)
     }
 
-    fn of(&self, node: &Arc<NodePlan>) -> &[Keyed<'a>] {
+    fn images_of(&self, node: &Arc<NodePlan>) -> &[Keyed<'a>] {
         self.0.get(&Arc::as_ptr(node)).map_or(&[], Vec::as_slice)
     }
 }
@@ -233,7 +234,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let PlanArgs { job, nodes, secrets, consent, sizes, sites, output, kubeconfig } = args;
     let job = read_job(job)?;
-    let request = Request { job: &job, consent: *consent, sizes, sites };
+    let request = PlanRequest { job: &job, consent: *consent, sizes, sites };
     request.validate()?;
     let client = match nodes {
         Some(_) => None,
@@ -250,24 +251,25 @@ pub async fn run(
         (None, None) => Vec::new(), // impossible: without a file there is a client
     };
     let report = request.plan(nodes, source).await?;
-    print(&report, *output, stdout).context("writing the plan to stdout")?;
-    report.check()
+    print_report(&report, *output, stdout).context("writing the plan to stdout")?;
+    report.check_credentials()
 }
 
-impl Request<'_> {
+impl PlanRequest<'_> {
     fn validate(&self) -> anyhow::Result<ValidatedJob> {
         validate(self.job).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))
     }
 
     /// Plans the job for these nodes. A refused job is an error.
-    pub async fn plan(&self, nodes: Vec<ListedNode>, source: SecretSource<'_>) -> anyhow::Result<Report> {
+    pub async fn plan(&self, nodes: Vec<ListedNode>, source: SecretSource<'_>) -> anyhow::Result<PlanReport> {
         let (job, sites) = (self.validate()?, self.sites.settings());
         let named = |ListedNode { view, images }: ListedNode| {
             ((view.name.clone(), images), (view.name.clone(), view))
         };
         let (images, nodes): (BTreeMap<_, _>, BTreeMap<NodeName, NodeView>) =
             nodes.into_iter().map(named).unzip();
-        let plan = plan(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
+        let plan =
+            plan_job(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
         let names = secret_names(&job, &plan);
         let (secrets, unread) = match source {
             SecretSource::None => (None, BTreeSet::new()),
@@ -299,9 +301,11 @@ impl Request<'_> {
                 let each = plan.nodes.iter().zip(receivers);
                 // Nodes that share plan, platform and earlier images ask the same.
                 let distinct: BTreeMap<_, _> = each
-                    .map(|((_, node), receiver)| ((Arc::as_ptr(node), receiver), (keyed.of(node), receiver)))
+                    .map(|((_, node), receiver)| {
+                        ((Arc::as_ptr(node), receiver), (keyed.images_of(node), receiver))
+                    })
                     .collect();
-                Some(Sizes::ask(self.sizes, job.download.deltas, distinct.into_values()).await)
+                Some(Sizes::ask_registries(self.sizes, job.download.deltas, distinct.into_values()).await)
             }
             None => None,
         };
@@ -313,23 +317,23 @@ impl Request<'_> {
         let skipped = skipped
             .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
             .collect();
-        Ok(Report { nodes, sites, download, skipped, warnings })
+        Ok(PlanReport { nodes, sites, download, skipped, warnings })
     }
 }
 
-impl Report {
+impl PlanReport {
     /// The plan as a table for people.
     pub fn to_table(&self) -> String {
         table::render(self)
     }
 
     /// The names of the nodes that would pull.
-    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+    pub fn node_names(&self) -> impl Iterator<Item = &str> {
         self.nodes.iter().map(|node| node.name.as_str())
     }
 
     /// Fails if an image has no usable credentials, or if the keys for signatures are of no use.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub fn check_credentials(&self) -> anyhow::Result<()> {
         let images = self.nodes.iter().flat_map(|node| &node.images);
         let without: BTreeSet<&str> =
             images.filter(|image| image.error.is_some()).map(|image| image.image.as_str()).collect();
@@ -343,7 +347,7 @@ impl Report {
 
 /// Overriders that match none of the nodes, registry secrets that match none of the images, and names without a Node:
 /// perhaps misspelt.
-fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan: &Plan) -> Vec<String> {
+fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan: &JobPlan) -> Vec<String> {
     let chosen: Vec<&NodeView> = plan.nodes.iter().filter_map(|(name, _)| nodes.get(name)).collect();
     let mut warnings = Vec::new();
     for (index, group) in job.overriders.iter().enumerate() {
@@ -380,21 +384,25 @@ fn find_warnings(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>, plan:
     warnings
 }
 
-fn secret_names(job: &ValidatedJob, plan: &Plan) -> BTreeSet<SecretRef> {
+fn secret_names(job: &ValidatedJob, plan: &JobPlan) -> BTreeSet<SecretRef> {
     let images = plan.nodes.iter().flat_map(|(_, node)| &node.images);
     let keys = job.download.verify.iter().flat_map(|verify| verify.keys.iter().cloned());
     images.flat_map(|image| image.secrets.iter().cloned()).chain(keys).collect()
 }
 
 /// `sizes`: with the receiver of each node.
-fn build_nodes(plan: &Plan, keyed: &KeyedPlans<'_>, sizes: Option<(&Sizes, &[Receiver])>) -> Vec<NodeReport> {
+fn build_nodes(
+    plan: &JobPlan,
+    keyed: &KeyedPlans<'_>,
+    sizes: Option<(&Sizes, &[Receiver])>,
+) -> Vec<NodeReport> {
     // Many nodes share plan, platform and earlier images.
     let mut built: BTreeMap<_, (Vec<ImageReport>, Option<NodeSize>)> = BTreeMap::new();
     let node = |(index, (name, node)): (usize, &(NodeName, Arc<NodePlan>))| {
         let sizes = sizes.and_then(|(sizes, receivers)| Some((sizes, receivers.get(index)?)));
         let key = (Arc::as_ptr(node), sizes.map(|(_, receiver)| receiver));
         let (images, size) = built.entry(key).or_insert_with(|| {
-            let images = keyed.of(node);
+            let images = keyed.images_of(node);
             let size = sizes.map(|(sizes, receiver)| sizes.of_node(images, receiver));
             (images.iter().map(|image| build_image(image, sizes)).collect(), size)
         });
@@ -415,7 +423,7 @@ impl<'a> Keyed<'a> {
     /// Why it has no credentials, in detail: the user who runs this can read the secrets.
     fn error(&self) -> Option<String> {
         let resolved = self.resolved.as_ref()?;
-        matches!(resolved.key, Key::Unavailable { .. }).then(|| resolved.details.join("; "))
+        matches!(resolved.key, PullKey::Unavailable { .. }).then(|| resolved.details.join("; "))
     }
 }
 
@@ -440,11 +448,11 @@ fn build_image(keyed: &Keyed<'_>, sizes: Option<(&Sizes, &Receiver)>) -> ImageRe
     }
 }
 
-fn print(report: &Report, output: Output, stdout: &mut impl Write) -> anyhow::Result<()> {
+fn print_report(report: &PlanReport, output: PlanFormat, stdout: &mut impl Write) -> anyhow::Result<()> {
     let text = match output {
-        Output::Table => table::render(report),
-        Output::Json => serde_json::to_string_pretty(report)? + "\n",
-        Output::Yaml => serde_saphyr::to_string(report)?,
+        PlanFormat::Table => table::render(report),
+        PlanFormat::Json => serde_json::to_string_pretty(report)? + "\n",
+        PlanFormat::Yaml => serde_saphyr::to_string(report)?,
     };
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;

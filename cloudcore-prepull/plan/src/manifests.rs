@@ -15,7 +15,7 @@ use prepull_engine::prepull::plan::SecretLookup;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::Secrets;
+use super::SecretLookups;
 use super::definition;
 use super::nodes::ListedNode;
 
@@ -23,7 +23,7 @@ use super::nodes::ListedNode;
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1alpha2"];
 
 /// An object that is not yet converted to its type.
-struct Object {
+struct RawObject {
     api_version: String,
     kind: String,
     /// Kind and name for messages, such as `Node edge-1`.
@@ -88,7 +88,7 @@ fn check_definition(job: &mut Value) -> Result<(), String> {
 pub(super) fn read_nodes(file: &Path) -> anyhow::Result<Vec<ListedNode>> {
     let nodes = read_kind::<Node>(file, "Node")?;
     ensure!(!nodes.is_empty(), "{}: no Node in it", file.display());
-    let nodes: Vec<_> = nodes.iter().map(ListedNode::of).collect();
+    let nodes: Vec<_> = nodes.iter().map(ListedNode::from_node).collect();
     let mut names = BTreeSet::new();
     for ListedNode { view, .. } in &nodes {
         ensure!(names.insert(&view.name), "{}: Node {} is there more than once", file.display(), view.name);
@@ -97,8 +97,8 @@ pub(super) fn read_nodes(file: &Path) -> anyhow::Result<Vec<ListedNode>> {
 }
 
 /// Reads the secrets in a file. A secret without a namespace counts as in `default`, where kubectl would put it.
-pub(super) fn read_secrets(file: &Path) -> anyhow::Result<Secrets> {
-    let mut secrets = Secrets::new();
+pub(super) fn read_secrets(file: &Path) -> anyhow::Result<SecretLookups> {
+    let mut secrets = SecretLookups::new();
     for secret in read_kind::<Secret>(file, "Secret")? {
         let namespace = secret.metadata.namespace.as_deref().unwrap_or("default");
         let name = secret.metadata.name.as_deref().unwrap_or_default();
@@ -117,9 +117,9 @@ fn read_kind<T: DeserializeOwned>(file: &Path, kind: &str) -> anyhow::Result<Vec
     objects.map(|object| convert(file, object)).collect()
 }
 
-fn convert<T: DeserializeOwned>(file: &Path, object: Object) -> anyhow::Result<T> {
+fn convert<T: DeserializeOwned>(file: &Path, object: RawObject) -> anyhow::Result<T> {
     let is_secret = object.kind == "Secret";
-    let Object { api_version: _, kind: _, title, value } = object;
+    let RawObject { api_version: _, kind: _, title, value } = object;
     serde_path_to_error::deserialize(value).map_err(|error| {
         // The error may quote the value, which in a Secret is confidential. So is, by mistake, a key below `data`.
         let path = error.path().to_string();
@@ -130,7 +130,7 @@ fn convert<T: DeserializeOwned>(file: &Path, object: Object) -> anyhow::Result<T
     })
 }
 
-fn read_objects(file: &Path) -> anyhow::Result<Vec<Object>> {
+fn read_objects(file: &Path) -> anyhow::Result<Vec<RawObject>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let documents = parse_documents(&text).with_context(|| format!("reading {}", file.display()))?;
     let mut objects = Vec::new();
@@ -166,7 +166,7 @@ fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Collects an object, or the items of a List. An item of a typed list has the list's kind, as the API server omits it.
-fn flatten(value: Value, api_version: &str, kind: &str, objects: &mut Vec<Object>) -> anyhow::Result<()> {
+fn flatten(value: Value, api_version: &str, kind: &str, objects: &mut Vec<RawObject>) -> anyhow::Result<()> {
     let Value::Object(mut object) = value else { bail!("not a Kubernetes object") };
     let text = |field: &str, otherwise: &str| match object.get(field) {
         Some(Value::String(text)) => text.clone(),
@@ -184,6 +184,6 @@ fn flatten(value: Value, api_version: &str, kind: &str, objects: &mut Vec<Object
     let name =
         object.get("metadata").and_then(|m| m.get("name")).and_then(Value::as_str).unwrap_or("(unnamed)");
     let title = format!("{kind} {name}");
-    objects.push(Object { api_version, kind, title, value: Value::Object(object) });
+    objects.push(RawObject { api_version, kind, title, value: Value::Object(object) });
     Ok(())
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use prepull_api::image::Reference;
 use prepull_api::task::NodeName;
 use prepull_engine::fleet::node_view::NodeView;
-use prepull_engine::prepull::plan::{NodePlan, Plan};
+use prepull_engine::prepull::plan::{JobPlan, NodePlan};
 use prepull_registry::manifest::Platform;
 
 /// A Node, and the images that its kubelet lists in the status: at most 50 by default, the largest first.
@@ -34,7 +34,7 @@ pub(super) struct Receiver {
 }
 
 impl ListedNode {
-    pub(super) fn of(node: &Node) -> Self {
+    pub(super) fn from_node(node: &Node) -> Self {
         let listed = node.status.iter().flat_map(|status| status.images.iter().flatten());
         let names = listed.flat_map(|image| image.names.iter().flatten());
         let images = names.filter_map(|name| {
@@ -48,7 +48,7 @@ impl ListedNode {
 
 /// The nodes of a plan, in its order.
 pub(super) fn receivers(
-    plan: &Plan,
+    plan: &JobPlan,
     nodes: &BTreeMap<NodeName, NodeView>,
     images: &BTreeMap<NodeName, Vec<Held>>,
 ) -> Vec<Receiver> {
@@ -102,6 +102,6 @@ mod tests {
             [format!("r.io/shop/web@{digest}"), "r.io/shop/web:v1".to_owned(), "<none>@<none>".to_owned()];
         let node = json!({ "metadata": { "name": "edge-1" }, "status": { "images": [{ "names": names }] } });
         let held = Held { repository: "shop/web".to_owned(), digest };
-        assert_eq!(ListedNode::of(&serde_json::from_value(node).unwrap()).images, [held]);
+        assert_eq!(ListedNode::from_node(&serde_json::from_value(node).unwrap()).images, [held]);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use prepull_api::task::NodeName;
 use prepull_engine::fleet::node_view::NodeView;
-use prepull_engine::prepull::plan::{NodePlan, Plan};
+use prepull_engine::prepull::plan::{JobPlan, NodePlan};
 use prepull_engine::prepull::validate::DownloadPolicy;
 use prepull_engine::sites::SiteSettings;
 use serde::Serialize;
@@ -36,7 +36,7 @@ type Placed<'a> = (usize, &'a (NodeName, Arc<NodePlan>));
 pub(super) fn report(
     policy: &DownloadPolicy,
     settings: &SiteSettings,
-    plan: &Plan,
+    plan: &JobPlan,
     nodes: &BTreeMap<NodeName, NodeView>,
     keyed: &KeyedPlans<'_>,
     sizes: Option<(&Sizes, &[Receiver])>,
@@ -51,7 +51,7 @@ pub(super) fn report(
     let report = |(site, nodes): (&str, Vec<Placed<'_>>)| {
         let size = sizes.map(|(sizes, receivers)| {
             sizes.of_site(nodes.iter().filter_map(|(index, (_, node))| {
-                Some((node.as_ref(), keyed.of(node), receivers.get(*index)?))
+                Some((node.as_ref(), keyed.images_of(node), receivers.get(*index)?))
             }))
         });
         let rate = policy.max_site_rate.filter(|_| shared);
@@ -70,7 +70,7 @@ pub(super) fn report(
 pub(super) fn warning(
     policy: &DownloadPolicy,
     settings: &SiteSettings,
-    plan: &Plan,
+    plan: &JobPlan,
     nodes: &BTreeMap<NodeName, NodeView>,
 ) -> Option<String> {
     let without = || plan.nodes.iter().filter(|(name, _)| site_of(name, settings, nodes).is_none());

@@ -21,7 +21,7 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::Deltas;
 use prepull_api::image::NormalizedReference;
 use prepull_api::task::PullPolicy;
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use prepull_engine::prepull::plan::NodePlan;
 use prepull_registry::manifest::Platform;
 use serde::Serialize;
@@ -112,7 +112,7 @@ struct Question {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Layer {
+struct LayerSizes {
     digest: String,
     download: u64,
     unpacked: u64,
@@ -120,7 +120,7 @@ struct Layer {
 
 /// What the nodes need to know of an image.
 #[derive(Default)]
-struct Wanted {
+struct ImageNeeds {
     platforms: HashSet<Platform>,
     /// Images of the same repository that they have.
     held: BTreeSet<String>,
@@ -128,13 +128,13 @@ struct Wanted {
 
 /// An image for one platform.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Found {
+struct SizedImage {
     /// Its layers, each once.
-    layers: Vec<Layer>,
+    layers: Vec<LayerSizes>,
     costs: Costs,
 }
 
-impl Found {
+impl SizedImage {
     /// Bytes to download for each layer, on a node with these images. `None` without a delta from one of them.
     fn by_delta(&self, held: &BTreeSet<Held>) -> Option<&[u64]> {
         let whole = self.layers.iter().map(|layer| layer.download).fold(0, u64::saturating_add);
@@ -144,21 +144,21 @@ impl Found {
 }
 
 /// The image, or why nothing is known of it.
-type Answer = Result<Arc<Found>, String>;
+type SizeAnswer = Result<Arc<SizedImage>, String>;
 
 #[derive(Default)]
 pub(super) struct Sizes {
-    answers: HashMap<(Question, Platform), Answer>,
+    answers: HashMap<(Question, Platform), SizeAnswer>,
 }
 
 impl Sizes {
     /// Asks the registries about the images of these nodes: each of them once, however often it is there.
-    pub(super) async fn ask<'a>(
+    pub(super) async fn ask_registries<'a>(
         args: &SizeArgs,
         rule: Deltas,
         nodes: impl Iterator<Item = (&'a [Keyed<'a>], &'a Receiver)>,
     ) -> Self {
-        let mut all: HashMap<Question, Wanted> = HashMap::new();
+        let mut all: HashMap<Question, ImageNeeds> = HashMap::new();
         for (images, receiver) in nodes {
             for question in images.iter().filter_map(|image| question(image).ok().flatten()) {
                 let repository = question.image.repository().to_owned();
@@ -174,8 +174,8 @@ impl Sizes {
     }
 
     pub(super) fn of_image(&self, image: &Keyed<'_>, receiver: &Receiver) -> Result<ImageSize, String> {
-        let found = self.found(image, &receiver.platform)?;
-        let all = |of: fn(&Layer) -> u64| found.layers.iter().map(of).fold(0, u64::saturating_add);
+        let found = self.find_answer(image, &receiver.platform)?;
+        let all = |of: fn(&LayerSizes) -> u64| found.layers.iter().map(of).fold(0, u64::saturating_add);
         Ok(ImageSize {
             download_bytes: all(|layer| layer.download),
             delta_bytes: found.by_delta(&receiver.held).map(sum),
@@ -186,12 +186,12 @@ impl Sizes {
     pub(super) fn of_node(&self, images: &[Keyed<'_>], receiver: &Receiver) -> NodeSize {
         let (mut size, mut by_delta, mut seen) = (NodeSize::default(), 0_u64, HashSet::new());
         for image in images {
-            let Ok(found) = self.found(image, &receiver.platform) else {
+            let Ok(found) = self.find_answer(image, &receiver.platform) else {
                 size.unknown_images += 1;
                 continue;
             };
             let left = found.by_delta(&receiver.held);
-            for (index, Layer { digest, download, unpacked }) in found.layers.iter().enumerate() {
+            for (index, LayerSizes { digest, download, unpacked }) in found.layers.iter().enumerate() {
                 if seen.insert(digest.clone()) {
                     let left = left.and_then(|left| left.get(index)).unwrap_or(download);
                     by_delta = by_delta.saturating_add(*left);
@@ -216,8 +216,10 @@ impl Sizes {
         for (plan, images, receiver) in nodes {
             let size = sizes.entry((plan, receiver)).or_insert_with(|| {
                 let entitled = plan.entitlement();
-                for found in images.iter().filter_map(|image| self.found(image, &receiver.platform).ok()) {
-                    for Layer { digest, download, .. } in &found.layers {
+                for found in
+                    images.iter().filter_map(|image| self.find_answer(image, &receiver.platform).ok())
+                {
+                    for LayerSizes { digest, download, .. } in &found.layers {
                         if seen.insert((entitled.clone(), digest.clone())) {
                             site.shared_bytes = site.shared_bytes.saturating_add(*download);
                         }
@@ -231,7 +233,7 @@ impl Sizes {
         site
     }
 
-    fn found(&self, image: &Keyed<'_>, platform: &Platform) -> Answer {
+    fn find_answer(&self, image: &Keyed<'_>, platform: &Platform) -> SizeAnswer {
         let Some(question) = question(image)? else { return Ok(Arc::default()) };
         let answer = self.answers.get(&(question, platform.clone())).cloned();
         answer.unwrap_or_else(|| Err("it was not asked for".to_owned())) // impossible: all that is shown was asked
@@ -243,9 +245,9 @@ fn question(image: &Keyed<'_>) -> Result<Option<Question>, String> {
     let Keyed { planned, resolved } = image;
     let credentials = match resolved.as_ref().map(|resolved| &resolved.key) {
         _ if planned.policy == PullPolicy::Never => return Ok(None),
-        Some(Key::Credentials { credentials }) => credentials.clone(),
-        Some(Key::Anonymous { .. } | Key::Other) => Vec::new(),
-        Some(Key::Unavailable { .. }) => return Err("no usable credentials".to_owned()),
+        Some(PullKey::Credentials { credentials }) => credentials.clone(),
+        Some(PullKey::Anonymous { .. } | PullKey::Other) => Vec::new(),
+        Some(PullKey::Unavailable { .. }) => return Err("no usable credentials".to_owned()),
         None if planned.secrets.is_empty() => Vec::new(),
         None => return Err("its secrets are not known: add --secrets".to_owned()),
     };

@@ -6,14 +6,14 @@ use std::time::Duration;
 use super::download::lines;
 use super::sites::SiteReport;
 use super::sizes::NodeSize;
-use super::{ImageReport, NodeReport, Report, SkippedReport};
+use super::{ImageReport, NodeReport, PlanReport, SkippedReport};
 use humantime::format_duration;
 use prepull_api::text::human_bytes;
-use prepull_program::table::align;
+use prepull_program::table::align_columns;
 
 /// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
-pub(super) fn render(report: &Report) -> String {
-    let Report { nodes, sites, download, skipped, warnings } = report;
+pub(super) fn render(report: &PlanReport) -> String {
+    let PlanReport { nodes, sites, download, skipped, warnings } = report;
     let images = || nodes.iter().flat_map(|node| &node.images);
     let has_errors = images().any(|image| image.error.is_some() || image.size_error.is_some());
     let has_sizes = nodes.iter().any(|node| node.size.is_some());
@@ -51,21 +51,21 @@ pub(super) fn render(report: &Report) -> String {
             rows.push(row);
         }
     }
-    let mut text = align(&rows, 3);
+    let mut text = align_columns(&rows, 3);
     if has_sizes {
         text.push('\n');
-        text.push_str(&align(&node_rows(nodes), 3));
+        text.push_str(&align_columns(&node_rows(nodes), 3));
     }
     if !sites.is_empty() {
         text.push('\n');
-        text.push_str(&align(&site_rows(sites), 3));
+        text.push_str(&align_columns(&site_rows(sites), 3));
     }
     if !skipped.is_empty() {
         let mut rows = vec![vec!["SKIPPED NODES".to_owned(), "REASON".to_owned()]];
         let groups = grouped(skipped.iter().map(|SkippedReport { name, reason }| (name.as_str(), reason)));
         rows.extend(groups.into_iter().map(|(reason, names)| vec![listed(&names), reason.clone()]));
         text.push('\n');
-        text.push_str(&align(&rows, 3));
+        text.push_str(&align_columns(&rows, 3));
     }
     let download = download.iter().flat_map(lines).collect::<Vec<_>>();
     if !download.is_empty() {

@@ -83,7 +83,12 @@ async fn no_cluster(_: Option<&Path>) -> anyhow::Result<Client> {
 }
 
 /// Runs the command on files with these contents; returns what it prints, or else its error.
-async fn plan_of(job: &str, nodes: &str, secrets: Option<&str>, output: Output) -> Result<String, String> {
+async fn plan_of(
+    job: &str,
+    nodes: &str,
+    secrets: Option<&str>,
+    output: PlanFormat,
+) -> Result<String, String> {
     let (printed, result) = run_on(job, nodes, secrets, output).await;
     result.map(|()| printed)
 }
@@ -93,7 +98,7 @@ async fn run_on(
     job: &str,
     nodes: &str,
     secrets: Option<&str>,
-    output: Output,
+    output: PlanFormat,
 ) -> (String, Result<(), String>) {
     run_with(false, SizeArgs::default(), job, nodes, secrets, output).await
 }
@@ -104,7 +109,7 @@ async fn run_with(
     job: &str,
     nodes: &str,
     secrets: Option<&str>,
-    output: Output,
+    output: PlanFormat,
 ) -> (String, Result<(), String>) {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, contents: &str| {
@@ -129,7 +134,7 @@ async fn run_with(
 }
 
 async fn refused(job: &str, nodes: &str, secrets: Option<&str>) -> String {
-    plan_of(job, nodes, secrets, Output::Json).await.unwrap_err()
+    plan_of(job, nodes, secrets, PlanFormat::Json).await.unwrap_err()
 }
 
 fn expected(error: &Value) -> Value {
@@ -153,15 +158,15 @@ fn expected(error: &Value) -> Value {
 
 #[tokio::test]
 async fn json_and_yaml_list_pulls_per_node() {
-    let json = plan_of(JOB, NODES, None, Output::Json).await.unwrap();
+    let json = plan_of(JOB, NODES, None, PlanFormat::Json).await.unwrap();
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected(&Value::Null));
-    let yaml = plan_of(JOB, NODES, None, Output::Yaml).await.unwrap();
+    let yaml = plan_of(JOB, NODES, None, PlanFormat::Yaml).await.unwrap();
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), expected(&Value::Null));
 }
 
 #[tokio::test]
 async fn missing_credentials_fail_the_plan_with_a_reason() {
-    let (json, result) = run_on(JOB, NODES, Some(SECRETS), Output::Json).await;
+    let (json, result) = run_on(JOB, NODES, Some(SECRETS), PlanFormat::Json).await;
     let error = "no usable credentials for harbor.docker.hub/jili/example:v1.0.0";
     assert_eq!(result, Err(error.to_owned()));
     let reason =
@@ -169,17 +174,17 @@ async fn missing_credentials_fail_the_plan_with_a_reason() {
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected(&json!(reason)));
     assert!(!json.contains("s3cret") && !json.contains("us3r"));
 
-    let (json, result) = run_on(JOB, NODES, Some(""), Output::Json).await;
+    let (json, result) = run_on(JOB, NODES, Some(""), PlanFormat::Json).await;
     assert!(json.contains("\"error\": \"secret default/secret does not exist\""), "{json}");
     assert_eq!(result, Err(error.to_owned()));
 
     let job = JOB.replace("hangzhou-secret", "secret").replace("hangzhou.registry.io", "harbor.docker.hub");
-    plan_of(&job, NODES, Some(SECRETS), Output::Json).await.unwrap();
+    plan_of(&job, NODES, Some(SECRETS), PlanFormat::Json).await.unwrap();
 }
 
 #[tokio::test]
 async fn table_lists_images_and_skipped_nodes() {
-    let table = plan_of(JOB, NODES, None, Output::Table).await.unwrap();
+    let table = plan_of(JOB, NODES, None, PlanFormat::Table).await.unwrap();
     assert_eq!(
         table,
         "\
@@ -193,7 +198,7 @@ SKIPPED NODES   REASON
 cloud-1         not an edge node
 "
     );
-    let (table, _) = run_on(JOB, NODES, Some(SECRETS), Output::Table).await;
+    let (table, _) = run_on(JOB, NODES, Some(SECRETS), PlanFormat::Table).await;
     let line = table.lines().find(|line| line.contains("hangzhou-secret")).unwrap();
     assert!(line.ends_with("it has other.io"), "{table}");
     assert!(!table.contains("s3cret"));
@@ -202,8 +207,8 @@ cloud-1         not an edge node
 #[tokio::test]
 async fn reads_mixed_kinds_and_typed_lists() {
     let all = format!("{JOB}---{NODES}---{SECRETS}");
-    let whole = run_on(&all, &all, Some(&all), Output::Json).await;
-    assert_eq!(whole, run_on(JOB, NODES, Some(SECRETS), Output::Json).await);
+    let whole = run_on(&all, &all, Some(&all), PlanFormat::Json).await;
+    assert_eq!(whole, run_on(JOB, NODES, Some(SECRETS), PlanFormat::Json).await);
 
     // The API server omits the kind of a list's items.
     let node = |name: &str, labels: &Value| {
@@ -215,7 +220,7 @@ async fn reads_mixed_kinds_and_typed_lists() {
         node("edge-2", &json!({"node-role.kubernetes.io/edge": ""})),
         node("cloud-1", &json!({})),
     ]});
-    let json = plan_of(JOB, &list.to_string(), None, Output::Json).await.unwrap();
+    let json = plan_of(JOB, &list.to_string(), None, PlanFormat::Json).await.unwrap();
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), expected(&Value::Null));
 }
 
@@ -228,7 +233,7 @@ async fn reads_ten_thousand_nodes() {
         writeln!(nodes, "}}}}\n  status: {{conditions: [{{type: Ready, status: 'True'}}]}}").unwrap();
     }
     let job = JOB.replace("nodeNames: [edge-1, cloud-1, edge-2]", "labelSelector: {}");
-    let json = plan_of(&job, &nodes, None, Output::Json).await.unwrap();
+    let json = plan_of(&job, &nodes, None, PlanFormat::Json).await.unwrap();
     let plan: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(plan["nodes"].as_array().unwrap().len(), 10_000);
 }
@@ -249,7 +254,7 @@ async fn nodes_with_equal_pulls_share_lines() {
     let edges = node_list((0..500).map(|i| format!("edge-{i:03}")), "node-role.kubernetes.io/edge: ''");
     let others = node_list((0..6).map(|i| format!("cloud-{}", i + 2)), "a: b");
     let job = JOB.replace("nodeNames: [edge-1, cloud-1, edge-2]", "labelSelector: {}");
-    let table = plan_of(&job, &(NODES.to_owned() + &edges + &others), None, Output::Table).await.unwrap();
+    let table = plan_of(&job, &(NODES.to_owned() + &edges + &others), None, PlanFormat::Table).await.unwrap();
     let first: Vec<_> = table.lines().map(|line| line.split("   ").next().unwrap()).collect();
     assert_eq!(
         first,
@@ -274,7 +279,7 @@ async fn fields_without_effect_are_warnings() {
         "    registrySecrets:\n    - {registry: harbor.docker.hub, imageSecret: a/b}\n    - {registry: harbor.docker.hbu, \
          imageSecret: a/b}\n    nodeNames:",
     );
-    let table = plan_of(&job, NODES, None, Output::Table).await.unwrap();
+    let table = plan_of(&job, NODES, None, PlanFormat::Table).await.unwrap();
     let warnings: Vec<_> = table.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert_eq!(
         warnings,
@@ -288,12 +293,14 @@ async fn fields_without_effect_are_warnings() {
 #[tokio::test]
 async fn unknown_node_names_are_warnings_unless_allowed() {
     let job = JOB.replace("[edge-1, cloud-1, edge-2]", "[edge-1, egde-2, edge-3]");
-    let json: Value = serde_json::from_str(&plan_of(&job, NODES, None, Output::Json).await.unwrap()).unwrap();
+    let json: Value =
+        serde_json::from_str(&plan_of(&job, NODES, None, PlanFormat::Json).await.unwrap()).unwrap();
     let warning = "spec.imagePrePullTemplate.nodeNames: 2 names have no Node and would count as failed, such as egde-2: \
                    correct them, or set spec.allowMissingNodes";
     assert_eq!(json["warnings"], json!([warning]));
     let job = job.replace("spec:\n", "spec:\n  allowMissingNodes: true\n");
-    let json: Value = serde_json::from_str(&plan_of(&job, NODES, None, Output::Json).await.unwrap()).unwrap();
+    let json: Value =
+        serde_json::from_str(&plan_of(&job, NODES, None, PlanFormat::Json).await.unwrap()).unwrap();
     assert_eq!(json["warnings"], json!([]));
 }
 
@@ -346,7 +353,7 @@ async fn an_unknown_field_gets_a_suggestion() {
     let printed = JOB
         .replace("  name: sample", "  name: sample\n  uid: abc\n  managedFields: []\n  generation: 3")
         + "status: {phase: Later, somethingNew: 1}\n";
-    plan_of(&printed, NODES, None, Output::Json).await.unwrap();
+    plan_of(&printed, NODES, None, PlanFormat::Json).await.unwrap();
 }
 
 #[tokio::test]
@@ -407,7 +414,7 @@ async fn a_wrong_type_names_field_and_remedy() {
 #[tokio::test]
 async fn a_field_that_is_null_is_absent() {
     let job = JOB.replace("    images:\n    - nginx:1.25\n", "    images:\n    imagePullPolicy:\n");
-    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    let json = plan_of(&job, NODES, None, PlanFormat::Json).await.unwrap();
     assert!(!json.contains("nginx"), "{json}");
 }
 
@@ -436,7 +443,7 @@ async fn aliases_cannot_make_a_small_file_large() {
     let job = JOB
         .replace("- {component: Registry", "- &rule {component: Registry")
         .replace("        secretOverriders:", "        - *rule\n        secretOverriders:");
-    plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    plan_of(&job, NODES, None, PlanFormat::Json).await.unwrap();
 }
 
 #[tokio::test]
@@ -502,7 +509,7 @@ async fn an_error_names_its_file() {
         consent: ConsentArgs { require_secret_consent: true },
         sizes: SizeArgs::default(),
         sites: SiteArgs::default(),
-        output: Output::Json,
+        output: PlanFormat::Json,
         kubeconfig: None,
     };
     let error = run(&missing, no_cluster, &mut Vec::new()).await.unwrap_err();
@@ -534,8 +541,11 @@ fn plan_requires_a_job_and_prints_tables() {
     }
     let parse = |args: &str| <Program as clap::Parser>::try_parse_from(args.split(' '));
     let args = parse("plan --job j --nodes n --secrets s -o yaml").unwrap().plan;
-    assert_eq!((args.nodes, args.secrets, args.output), (Some("n".into()), Some("s".into()), Output::Yaml));
-    assert_eq!(parse("plan --job j").unwrap().plan.output, Output::Table);
+    assert_eq!(
+        (args.nodes, args.secrets, args.output),
+        (Some("n".into()), Some("s".into()), PlanFormat::Yaml)
+    );
+    assert_eq!(parse("plan --job j").unwrap().plan.output, PlanFormat::Table);
     let consent = |args: &str| parse(args).unwrap().plan.consent.require_secret_consent;
     assert!(consent("plan --job j") && !consent("plan --job j --require-secret-consent=false"));
     assert!(parse("plan --nodes n").is_err());
@@ -546,7 +556,7 @@ fn plan_requires_a_job_and_prints_tables() {
 async fn a_missing_consent_is_shown_with_its_remedy() {
     let of = async |secrets: &str| {
         let (printed, result) =
-            run_with(true, SizeArgs::default(), JOB, NODES, Some(secrets), Output::Json).await;
+            run_with(true, SizeArgs::default(), JOB, NODES, Some(secrets), PlanFormat::Json).await;
         let report: Value = serde_json::from_str(&printed).unwrap();
         let image = report["nodes"][1]["images"][1].clone();
         assert_eq!(image["secrets"], json!(["default/secret"]));
@@ -576,7 +586,7 @@ async fn a_missing_consent_is_shown_with_its_remedy() {
 #[tokio::test]
 async fn kubelet_settable_labels_are_warnings() {
     let job = JOB.replace("node-restriction.kubernetes.io/region=hangzhou", "\"!region\"");
-    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    let json = plan_of(&job, NODES, None, PlanFormat::Json).await.unwrap();
     let plan: Value = serde_json::from_str(&json).unwrap();
     let [Value::String(warning)] = plan["warnings"].as_array().unwrap().as_slice() else { panic!("{json}") };
     assert!(warning.starts_with("a node may give itself the labels of these selectors"), "{warning}");
@@ -595,7 +605,7 @@ async fn shows_download_settings_and_useless_keys() {
   verify: {keys: [{secretRef: default/cosign}], mode: Warn}
 ";
     let job = format!("{}{said}", JOB.trim_end());
-    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    let json = plan_of(&job, NODES, None, PlanFormat::Json).await.unwrap();
     assert_eq!(
         serde_json::from_str::<Value>(&json).unwrap()["download"],
         json!({
@@ -606,7 +616,7 @@ async fn shows_download_settings_and_useless_keys() {
             "verify": {"mode": "Warn", "secrets": ["default/cosign"]},
         })
     );
-    let (table, result) = run_on(&job, NODES, Some(SECRETS), Output::Table).await;
+    let (table, result) = run_on(&job, NODES, Some(SECRETS), PlanFormat::Table).await;
     let windows = "windows: Mon,Fri 01:00+4h Europe/Berlin; 22:30+1h30m Node, each node up to 20m later";
     assert!(table.contains(&format!("\n{windows}\n")), "{table}");
     assert!(table.contains("\ndownload: at most 2097152 bytes a second on each node\n"), "{table}");
@@ -632,7 +642,7 @@ async fn an_unreachable_registry_leaves_sizes_unknown() {
         sizes_timeout: std::time::Duration::from_millis(500),
         ..SizeArgs::default()
     };
-    let (json, result) = run_with(false, sizes(), &job, NODES, None, Output::Json).await;
+    let (json, result) = run_with(false, sizes(), &job, NODES, None, PlanFormat::Json).await;
     assert_eq!(result, Ok(()));
     let report: Value = serde_json::from_str(&json).unwrap();
     let images = &report["nodes"][0]["images"];
@@ -642,11 +652,11 @@ async fn an_unreachable_registry_leaves_sizes_unknown() {
     assert_eq!(error(2), "its secrets are not known: add --secrets");
     assert_eq!(report["nodes"][0]["size"], json!({"downloadBytes": 0, "diskBytes": 0, "unknownImages": 3}));
     // Without credentials: why is said once.
-    let (json, _) = run_with(false, sizes(), &job, NODES, Some(""), Output::Json).await;
+    let (json, _) = run_with(false, sizes(), &job, NODES, Some(""), PlanFormat::Json).await;
     let report: Value = serde_json::from_str(&json).unwrap();
     let image = &report["nodes"][0]["images"][2];
     assert_eq!((&image["sizeError"], image["error"].is_string()), (&Value::Null, true), "{json}");
-    let (table, _) = run_with(false, sizes(), &job, NODES, None, Output::Table).await;
+    let (table, _) = run_with(false, sizes(), &job, NODES, None, PlanFormat::Table).await;
     let line = table.lines().find(|line| line.contains("slow:v1")).unwrap();
     assert!(line.ends_with("unknown    unknown    no answer within 500ms"), "{table}");
     assert!(table.contains("\nall 2 together   unknown\n"), "{table}");
@@ -656,19 +666,19 @@ async fn an_unreachable_registry_leaves_sizes_unknown() {
 async fn a_sharing_node_without_site_is_a_warning() {
     let label = prepull_engine::sites::SITE_LABEL;
     let nodes = NODES.replace("region: hangzhou}", &format!("region: hangzhou, {label}: ship-7}}"));
-    let json = plan_of(JOB, &nodes, None, Output::Json).await.unwrap();
+    let json = plan_of(JOB, &nodes, None, PlanFormat::Json).await.unwrap();
     let report: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(report["sites"], json!([{"site": "ship-7", "nodes": ["edge-1"], "shared": false}]));
     assert_eq!(report["warnings"], json!([]));
 
     let job = format!("{}\n  download: {{shareWithinSite: true}}\n", JOB.trim_end());
-    let table = plan_of(&job, &nodes, None, Output::Table).await.unwrap();
+    let table = plan_of(&job, &nodes, None, PlanFormat::Table).await.unwrap();
     assert!(table.contains("\nSITE     NODES\nship-7   edge-1\n"), "{table}");
     let warning = format!(
         "1 of 2 nodes, such as edge-2, would each download for itself: their Nodes have no label {label}"
     );
     assert!(table.ends_with(&format!("\nwarning: {warning}\n")), "{table}");
-    let json = plan_of(&job, NODES, None, Output::Json).await.unwrap();
+    let json = plan_of(&job, NODES, None, PlanFormat::Json).await.unwrap();
     assert!(!json.contains("\"sites\""), "{json}");
 }
 

@@ -36,12 +36,12 @@ Examples:
 pub struct Cli {
     /// The command to run.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CloudcoreCommand,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CloudcoreCommand {
     /// Run the controller and the tunnel.
     Run(Box<RunArgs>),
     /// Print the custom resource definitions.
@@ -368,7 +368,9 @@ mod tests {
     fn leader_election_has_defaults_and_valid_timings() {
         let timing = |flags: &[&str]| {
             let line = ["c", "run"].iter().chain(flags);
-            let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not run") };
+            let CloudcoreCommand::Run(args) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not run")
+            };
             args.election.timing()
         };
         let seconds = Duration::from_secs;
@@ -388,7 +390,9 @@ mod tests {
             (&["--require-secret-consent=false"], false),
         ] {
             let line = ["c", "run"].iter().chain(flags);
-            let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("not run") };
+            let CloudcoreCommand::Run(args) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not run")
+            };
             assert_eq!(args.consent.require_secret_consent, is_required, "{flags:?}");
         }
     }
@@ -398,7 +402,8 @@ mod tests {
         let before = ["c", "token", "--kubeconfig", "f", "--namespace", "n", "create", "--node", "edge-1"];
         let after = ["c", "token", "create", "--node", "edge-1", "--kubeconfig", "f", "--namespace", "n"];
         for line in [before, after] {
-            let Command::Token { cluster, command: _ } = Cli::try_parse_from(line).unwrap().command else {
+            let CloudcoreCommand::Token { cluster, command: _ } = Cli::try_parse_from(line).unwrap().command
+            else {
                 panic!("not a token command")
             };
             assert_eq!((cluster.kubeconfig, cluster.namespace.as_str()), (Some(PathBuf::from("f")), "n"));

@@ -11,8 +11,8 @@ use ring::digest::{SHA256, digest};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::edges::pki::ca_set::certificates_of_pem;
-use crate::edges::pki::published::{Progress, Published};
-use crate::edges::pki::rotation::Step;
+use crate::edges::pki::published::{Published, RotationProgress};
+use crate::edges::pki::rotation::RotationStep;
 use crate::edges::pki::store::CaStore;
 
 /// The commands about the CA in the Secret prepull-ca.
@@ -63,7 +63,7 @@ pub(crate) async fn run(
     };
     let now = SystemTime::now();
     match command {
-        CaCommand::Show => write!(out, "{}", render(&published().await?)?)?,
+        CaCommand::Show => write!(out, "{}", render_ca_table(&published().await?)?)?,
         CaCommand::Rotate => {
             let stored = read().await?;
             let data = stored.rotation.rotate(now)?;
@@ -87,8 +87,13 @@ pub(crate) async fn run(
 }
 
 /// Whether the old CA may be retired without locking anybody out.
-fn check_retirable(progress: Option<Progress>, now: SystemTime) -> anyhow::Result<()> {
-    let Some(Progress { step: Step::Signing, retired_after: Some(after), edges: Some(edges), .. }) = progress
+fn check_retirable(progress: Option<RotationProgress>, now: SystemTime) -> anyhow::Result<()> {
+    let Some(RotationProgress {
+        step: RotationStep::Signing,
+        retired_after: Some(after),
+        edges: Some(edges),
+        ..
+    }) = progress
     else {
         bail!("cloudcore-prepull has not said yet how far the rotation is: does it run? --now does without");
     };
@@ -114,32 +119,34 @@ fn check_retirable(progress: Option<Progress>, now: SystemTime) -> anyhow::Resul
     Ok(())
 }
 
-fn render(published: &Published) -> anyhow::Result<String> {
+fn render_ca_table(published: &Published) -> anyhow::Result<String> {
     let cas = certificates_of_pem(&published.bundle).map_err(anyhow::Error::msg)?;
     let mut text = String::from(
         "SHA-256                                                           EXPIRES               ROLE\n",
     );
-    let step = published.progress.as_ref().map_or(Step::Settled, |progress| progress.step);
+    let step = published.progress.as_ref().map_or(RotationStep::Settled, |progress| progress.step);
     for (index, ca) in cas.iter().enumerate() {
         let (_, parsed) = X509Certificate::from_der(ca).context("the ConfigMap holds a CA that is none")?;
         let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         let end = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
         let role = match (index, step) {
             (0, _) => "signs",
-            (_, Step::Announced) => "trusted, will sign",
+            (_, RotationStep::Announced) => "trusted, will sign",
             _ => "trusted",
         };
         let hash = hex(digest(&SHA256, ca).as_ref());
         writeln!(text, "{hash}  {}  {role}", humantime::format_rfc3339_seconds(end))?;
     }
-    let Some(Progress { step, since, retired_after, edges }) = &published.progress else { return Ok(text) };
+    let Some(RotationProgress { step, since, retired_after, edges }) = &published.progress else {
+        return Ok(text);
+    };
     let since = since.as_deref().unwrap_or("the beginning");
     match step {
-        Step::Settled => {}
-        Step::Announced => {
+        RotationStep::Settled => {}
+        RotationStep::Announced => {
             writeln!(text, "\nThe new CA is trusted since {since}. It signs once the edges know it.")?;
         }
-        Step::Signing => {
+        RotationStep::Signing => {
             let after = retired_after.as_deref().unwrap_or("a time that is not known");
             writeln!(
                 text,
@@ -173,7 +180,7 @@ mod tests {
         let now = SystemTime::now();
         let progress = |after: SystemTime, edges| {
             let (since, retired_after) = (Some(rfc3339(now)), Some(rfc3339(after)));
-            Some(Progress { step: Step::Signing, since, retired_after, edges: Some(edges) })
+            Some(RotationProgress { step: RotationStep::Signing, since, retired_after, edges: Some(edges) })
         };
         let all = CaCensus { connected: 3, informed: 3, renewed: 3, unable: 0, old_subject: 0 };
         let (past, future) = (now - Duration::from_secs(5), now + Duration::from_secs(3600));
@@ -202,9 +209,13 @@ mod tests {
         let hashes = [&signer, &other].map(|ca| hex(&ca.fingerprint()));
         let bundle = [CaSet::from(signer).bundle(), CaSet::from(other).bundle()].concat();
         let edges = Some(CaCensus { connected: 3, informed: 2, renewed: 1, unable: 1, old_subject: 1 });
-        let progress =
-            Progress { step: Step::Announced, since: Some("T".to_owned()), retired_after: None, edges };
-        let shown = render(&Published { bundle, progress: Some(progress) }).unwrap();
+        let progress = RotationProgress {
+            step: RotationStep::Announced,
+            since: Some("T".to_owned()),
+            retired_after: None,
+            edges,
+        };
+        let shown = render_ca_table(&Published { bundle, progress: Some(progress) }).unwrap();
         let lines: Vec<_> = shown.lines().collect();
         assert!(lines[1].starts_with(&hashes[0]) && lines[1].ends_with("  signs"), "{shown}");
         assert!(lines[2].starts_with(&hashes[1]) && lines[2].ends_with("  trusted, will sign"), "{shown}");

@@ -8,7 +8,7 @@ use prepull_api::crd::{job, kruise, report, settings};
 use crate::commands::args::CrdsArgs;
 
 /// The file name and content of each definition.
-fn definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
+fn prepull_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
     let job =
         serde_saphyr::to_string(&job::crd()).context("write the definition of ImagePrePullJob as YAML")?;
     let report = serde_saphyr::to_string(&report::crd())
@@ -36,7 +36,7 @@ fn kruise_definitions() -> anyhow::Result<Vec<(&'static str, String)>> {
 }
 
 pub(crate) fn run(args: &CrdsArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    for (name, yaml) in if args.kruise { kruise_definitions()? } else { definitions()? } {
+    for (name, yaml) in if args.kruise { kruise_definitions()? } else { prepull_definitions()? } {
         match &args.out {
             None => write!(out, "---\n{yaml}")?,
             Some(folder) => {
@@ -58,7 +58,9 @@ mod tests {
     #[test]
     fn the_checked_in_definitions_match_the_types() {
         let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests");
-        for (folder, files) in [("crds", definitions().unwrap()), ("kruise", kruise_definitions().unwrap())] {
+        for (folder, files) in
+            [("crds", prepull_definitions().unwrap()), ("kruise", kruise_definitions().unwrap())]
+        {
             for (name, yaml) in files {
                 let checked_in =
                     std::fs::read_to_string(format!("{manifests}/{folder}/{name}")).unwrap_or_default();

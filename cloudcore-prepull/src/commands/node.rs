@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Subcommand;
-use prepull_admission::commands::node::{AllowArgs, Installation, RevokeArgs, allow, list, revoke};
+use prepull_admission::commands::node::{AllowNodeArgs, Installation, RevokeNodeArgs, allow, list, revoke};
 
 use super::token::{NODES, TOKENS};
 
@@ -24,12 +24,12 @@ pub(crate) enum NodeCommand {
     /// (`token create --node NAME`). The certificates of before stay refused.
     #[command(after_help = "Examples:\n  cloudcore-prepull node revoke edge-1\n  \
                             cloudcore-prepull node revoke edge-1 && cloudcore-prepull token create --node edge-1   # a new machine")]
-    Revoke(RevokeArgs),
+    Revoke(RevokeNodeArgs),
     /// Take a revocation back, after a false alarm: every certificate that has not expired is good again.
     ///
     /// It is refused after the node has joined again: then the revocation keeps out nothing but the keys of before.
     #[command(after_help = "Example:\n  cloudcore-prepull node allow edge-1")]
-    Allow(AllowArgs),
+    Allow(AllowNodeArgs),
 }
 
 pub(crate) async fn run(

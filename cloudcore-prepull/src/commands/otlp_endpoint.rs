@@ -29,7 +29,7 @@ impl FromStr for OtlpEndpoint {
 
 impl OtlpEndpoint {
     /// The address for traces, as the specification of OTLP makes it of the base address.
-    pub(crate) fn traces(&self) -> String {
+    pub(crate) fn traces_url(&self) -> String {
         format!("{}/v1/traces", self.0.to_string().trim_end_matches('/'))
     }
 
@@ -71,7 +71,7 @@ mod tests {
         ];
         for (text, traces) in cases {
             let endpoint: OtlpEndpoint = text.parse().unwrap();
-            assert_eq!(endpoint.traces(), traces);
+            assert_eq!(endpoint.traces_url(), traces);
             endpoint.client(Duration::from_secs(1)).unwrap();
         }
         for bad in ["", "collector:4318", "/v1/traces", "grpc://collector:4317", "http://c/?x=1"] {

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::Subcommand;
 use prepull_admission::commands::node::Installation;
-use prepull_admission::commands::token::{CreateArgs, RevokeArgs, create, list, render_table, revoke};
+use prepull_admission::commands::token::{CreateArgs, RevokeTokenArgs, create, list, render_table, revoke};
 
 use crate::edges::pki::store::CaStore;
 
@@ -28,7 +28,7 @@ pub(crate) enum TokenCommand {
     /// List the valid tokens, without their secrets.
     List,
     /// Revoke a token. Nodes that have joined with it stay joined.
-    Revoke(RevokeArgs),
+    Revoke(RevokeTokenArgs),
 }
 
 /// Runs the command in `namespace`, and writes its output to `out`: for `create`, the token and nothing else. What a

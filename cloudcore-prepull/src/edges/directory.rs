@@ -12,14 +12,14 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use parking_lot::Mutex;
 use prepull_admission::records::record::Recorded;
-use prepull_api::edges::{Edge, EdgeList, EdgeQuery};
+use prepull_api::edges::{EdgeList, EdgeQuery, ListedEdge};
 use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::{EdgeMessage, Filesystem, Hello, MAX_OPEN_TASKS, NodeState, OpenPhase};
 use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::fleet::session::SessionId;
 
-use crate::edges::pki::peer::Peer;
-use downloads::Downloads;
+use crate::edges::pki::peer::PeerIdentity;
+use downloads::TaskDownloads;
 use words::Words;
 
 /// What is known of the edges of this term.
@@ -32,13 +32,13 @@ pub(crate) struct Directory {
 struct All {
     /// Edges that have been connected and still have a Node.
     // Boxed, because a large table has up to as much room again for what is to come.
-    known: HashMap<NodeName, Box<Known>>,
+    known: HashMap<NodeName, Box<KnownEdge>>,
     words: Words,
 }
 
 /// What is known of one edge.
 #[derive(Debug)]
-struct Known {
+struct KnownEdge {
     session: SessionId,
     is_connected: bool,
     /// When the session began or, once it has ended, when that was.
@@ -48,23 +48,23 @@ struct Known {
     os: Arc<str>,
     arch: Arc<str>,
     max_tasks: u32,
-    state: State,
+    state: ReportedState,
     /// The tasks that it has accepted and not finished, a handful mostly.
     open: Vec<TaskId>,
-    downloads: Downloads,
+    downloads: TaskDownloads,
     /// Whether the Node has gone: then the end of the session ends this as well.
     is_nodeless: bool,
 }
 
 /// State that an edge reports while its session lasts.
 #[derive(Debug)]
-struct State {
+struct ReportedState {
     runtime: Option<Arc<str>>,
-    disk: Option<Disk>,
+    disk: Option<EdgeDisk>,
 }
 
 #[derive(Debug)]
-struct Disk {
+struct EdgeDisk {
     mountpoint: Arc<str>,
     available: u64,
     capacity: u64,
@@ -72,30 +72,42 @@ struct Disk {
 
 impl Directory {
     /// Notes a session that has begun. It replaces an earlier one of the node.
-    pub(crate) fn connect(&self, peer: &Peer, session: SessionId, hello: &Hello, now: Timestamp) {
+    pub(crate) fn note_connected(
+        &self,
+        peer: &PeerIdentity,
+        session: SessionId,
+        hello: &Hello,
+        now: Timestamp,
+    ) {
         let open = hello.open.iter().filter(|open| open.phase != OpenPhase::Finished);
         let open = open.map(|open| open.task.clone()).collect();
         let mut all = self.all.lock();
         let All { known, words } = &mut *all;
-        let now_known = Known {
+        let now_known = KnownEdge {
             session,
             is_connected: true,
             since: now,
             certificate_until: peer.not_after,
-            version: words.keep(&hello.version),
-            os: words.keep(&hello.os),
-            arch: words.keep(&hello.arch),
+            version: words.intern_line(&hello.version),
+            os: words.intern_line(&hello.os),
+            arch: words.intern_line(&hello.arch),
             max_tasks: hello.max_tasks.unwrap_or(1),
             state: words.keep_state(hello.runtime.as_deref(), hello.image_filesystem.as_ref()),
             open,
-            downloads: Downloads::default(),
+            downloads: TaskDownloads::default(),
             is_nodeless: false,
         };
         known.insert(peer.node.clone(), Box::new(now_known));
     }
 
     /// Updates the edge from a message of its session.
-    pub(crate) fn hear(&self, node: &NodeName, session: SessionId, message: &EdgeMessage, now: Timestamp) {
+    pub(crate) fn apply_message(
+        &self,
+        node: &NodeName,
+        session: SessionId,
+        message: &EdgeMessage,
+        now: Timestamp,
+    ) {
         if matches!(message, EdgeMessage::Hello(_) | EdgeMessage::Trusts { .. } | EdgeMessage::Other) {
             return;
         }
@@ -112,10 +124,10 @@ impl Directory {
             EdgeMessage::Result(result) => {
                 known.open.retain(|task| *task != result.task);
                 known.open.shrink_to_fit();
-                known.downloads.end(&result.task);
+                known.downloads.forget_task(&result.task);
             }
-            EdgeMessage::Progress(progress) => known.downloads.note(progress, now),
-            EdgeMessage::Blobs(blobs) => known.downloads.share(&blobs.task, now),
+            EdgeMessage::Progress(progress) => known.downloads.note_progress(progress, now),
+            EdgeMessage::Blobs(blobs) => known.downloads.mark_shared(&blobs.task, now),
             EdgeMessage::State(NodeState { runtime, image_filesystem }) => {
                 known.state = words.keep_state(runtime.as_deref(), image_filesystem.as_ref());
             }
@@ -124,7 +136,7 @@ impl Directory {
     }
 
     /// Notes that a session has ended, unless a newer one of the node has begun.
-    pub(crate) fn disconnect(&self, node: &NodeName, session: SessionId, now: Timestamp) {
+    pub(crate) fn note_disconnected(&self, node: &NodeName, session: SessionId, now: Timestamp) {
         let all = &mut self.all.lock().known;
         let Some(known) = all.get_mut(node).filter(|known| known.session == session) else { return };
         if known.is_nodeless {
@@ -132,7 +144,7 @@ impl Directory {
         } else {
             known.is_connected = false;
             known.since = now;
-            known.downloads = Downloads::default();
+            known.downloads = TaskDownloads::default();
         }
     }
 
@@ -191,25 +203,30 @@ impl Directory {
                 continue;
             }
             if list.items.len() == query.limit() {
-                list.next = list.items.last().map(|last: &Edge| last.name.clone());
+                list.next = list.items.last().map(|last: &ListedEdge| last.name.clone());
                 continue;
             }
-            let edge = describe(node, known, recorded(&node.name), site_label);
+            let edge = describe_edge(node, known, recorded(&node.name), site_label);
             let downloads = known.map(|known| known.downloads.rates(now)).unwrap_or_default();
-            list.items.push(Edge { downloads, ..edge });
+            list.items.push(ListedEdge { downloads, ..edge });
         }
         list
     }
 }
 
-fn describe(node: &NodeView, known: Option<&Known>, recorded: Recorded, site_label: &str) -> Edge {
-    let edge = Edge {
+fn describe_edge(
+    node: &NodeView,
+    known: Option<&KnownEdge>,
+    recorded: Recorded,
+    site_label: &str,
+) -> ListedEdge {
+    let edge = ListedEdge {
         name: node.name.clone(),
         ready: node.ready,
         site: node.labels.get(site_label).cloned(),
-        certificate_until: recorded.certificate_until.and_then(time),
+        certificate_until: recorded.certificate_until.and_then(to_api_time),
         revoked: recorded.is_revoked,
-        ..Edge::default()
+        ..ListedEdge::default()
     };
     let Some(known) = known else { return edge };
     let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
@@ -220,7 +237,7 @@ fn describe(node: &NodeView, known: Option<&Known>, recorded: Recorded, site_lab
     });
     // A key that was renewed to is recorded before the edge has it; one that has just joined may not be recorded yet.
     let until = recorded.certificate_until.max(Some(known.certificate_until));
-    Edge {
+    ListedEdge {
         connected: known.is_connected,
         connected_since: known.is_connected.then_some(Time(known.since)),
         last_seen: (!known.is_connected).then_some(Time(known.since)),
@@ -229,14 +246,14 @@ fn describe(node: &NodeView, known: Option<&Known>, recorded: Recorded, site_lab
         arch: said(&known.arch),
         runtime: known.state.runtime.as_deref().map(str::to_owned),
         disk,
-        certificate_until: until.and_then(time),
+        certificate_until: until.and_then(to_api_time),
         tasks: u32::try_from(known.open.len()).ok(),
         max_tasks: Some(known.max_tasks),
         ..edge
     }
 }
 
-fn time(time: SystemTime) -> Option<Time> {
+fn to_api_time(time: SystemTime) -> Option<Time> {
     Timestamp::try_from(time).ok().map(Time)
 }
 

@@ -11,7 +11,7 @@ use prepull_api::download::{DownloadTerms, Verification};
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{ImageTask, NodeName, PullPolicy, Task, TaskId};
-use prepull_api::wire::{Assign, CloudMessage, Key};
+use prepull_api::wire::{Assign, CloudMessage, PullKey};
 use prepull_engine::kruise::node_images::TagDispatch;
 use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::download;
@@ -49,9 +49,9 @@ async fn resolve_and_send(
 ) -> DispatchOutcome {
     if order.only_look {
         // What is there needs no key, so no secret is read.
-        let keys = std::iter::repeat(Key::anonymous());
+        let keys = std::iter::repeat(PullKey::anonymous());
         let assign = build_assign(order, keys, None, order.remaining, share_by_default);
-        return send(&order.node, assign, sessions);
+        return send_assign(&order.node, assign, sessions);
     }
     let begun = Instant::now();
     let remaining = || order.remaining.saturating_sub(begun.elapsed());
@@ -59,7 +59,7 @@ async fn resolve_and_send(
     let mut keys = Vec::with_capacity(order.plan.images.len());
     // Whether the node needs none of the withheld keys if it already has those images.
     let mut may_need_none = true;
-    let title = title(order);
+    let title = job_title(order);
     let (mut withheld, mut reason) = (Vec::new(), None);
     let mut note = |details: &[String], of: Vec<SecretRef>, unavailable: Option<&String>| {
         secrets.withheld().log(&title, details, begun);
@@ -75,8 +75,8 @@ async fn resolve_and_send(
         };
         let resolved = plan::resolve_key(&image.secrets, &image.pull, user, found);
         let unavailable = match &resolved.key {
-            Key::Unavailable { reason } => Some(reason),
-            Key::Anonymous { .. } | Key::Credentials { .. } | Key::Other => None,
+            PullKey::Unavailable { reason } => Some(reason),
+            PullKey::Anonymous { .. } | PullKey::Credentials { .. } | PullKey::Other => None,
         };
         let is_pulled_anyway = image.policy == PullPolicy::Always && !order.there.contains(&index);
         may_need_none &= resolved.withheld.is_empty() || !is_pulled_anyway;
@@ -98,17 +98,17 @@ async fn resolve_and_send(
     }
     if reason.is_some() && order.asks_first && may_need_none {
         let assign = build_assign(order, keys, verification, remaining(), share_by_default);
-        return match send(&order.node, assign, sessions) {
+        return match send_assign(&order.node, assign, sessions) {
             DispatchOutcome::Sent(session) => DispatchOutcome::SentWithoutKeys(session),
             other => other,
         };
     }
     if let Some(reason) = reason.filter(|_| order.may_wait) {
-        secrets.withheld().wait(&order.job.uid, &order.job.name, &withheld, begun);
+        secrets.withheld().add_waits(&order.job.uid, &order.job.name, &withheld, begun);
         let secrets = withheld.iter().map(ToString::to_string).collect();
         return DispatchOutcome::Withheld { secrets, reason };
     }
-    send(&order.node, build_assign(order, keys, verification, remaining(), share_by_default), sessions)
+    send_assign(&order.node, build_assign(order, keys, verification, remaining(), share_by_default), sessions)
 }
 
 /// Does the same as [`dispatch_job_task`] for a task of a NodeImage. `share` decides whether the node shares layers
@@ -130,7 +130,7 @@ pub(crate) async fn dispatch_node_image_task(
     secrets.withheld().log(&format!("nodeimage/{}", order.node), &resolved.details, begun);
     let remaining = order.remaining.saturating_sub(begun.elapsed());
     let sent = keys_sent(std::iter::once(((&order.reference, &*order.secrets), &resolved.key)));
-    let outcome = send(
+    let outcome = send_assign(
         &order.node,
         Assign {
             task: order.task,
@@ -145,7 +145,7 @@ pub(crate) async fn dispatch_node_image_task(
 
 /// The credentials that a task is sent with, for its images that name secrets. `None`: no image does.
 fn keys_sent<'a>(
-    images: impl Iterator<Item = ((&'a NormalizedReference, &'a [SecretRef]), &'a Key)>,
+    images: impl Iterator<Item = ((&'a NormalizedReference, &'a [SecretRef]), &'a PullKey)>,
 ) -> Option<KeysSent> {
     // Another one in each process: a fingerprint outside of it reveals nothing of a password.
     static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -153,21 +153,23 @@ fn keys_sent<'a>(
     for ((reference, secrets), key) in images {
         match key {
             _ if secrets.is_empty() => {}
-            Key::Credentials { credentials } => {
+            PullKey::Credentials { credentials } => {
                 fingerprints.insert(STATE.hash_one((reference.to_string(), credentials)));
             }
-            Key::Anonymous { .. } | Key::Unavailable { .. } | Key::Other => return Some(KeysSent::Missing),
+            PullKey::Anonymous { .. } | PullKey::Unavailable { .. } | PullKey::Other => {
+                return Some(KeysSent::Missing);
+            }
         }
     }
     (!fingerprints.is_empty()).then(|| KeysSent::All(STATE.hash_one(fingerprints)))
 }
 
 /// The job, as logs of both sides name it.
-fn title(order: &Dispatch) -> String {
+fn job_title(order: &Dispatch) -> String {
     format!("imageprepulljob/{}", order.job.name)
 }
 
-fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome {
+fn send_assign(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome {
     match sessions.send(node, CloudMessage::Assign(assign)) {
         Ok(session) => DispatchOutcome::Sent(session),
         Err(error @ SendError::TooOld(_)) => DispatchOutcome::TooOld(error.to_string()),
@@ -181,13 +183,13 @@ fn send(node: &NodeName, assign: Assign, sessions: &Sessions) -> DispatchOutcome
 /// Builds the message for a job's task, with one key for each image in order. Pure.
 pub fn build_assign(
     order: &Dispatch,
-    keys: impl IntoIterator<Item = Key>,
+    keys: impl IntoIterator<Item = PullKey>,
     verification: Option<Verification>,
     remaining: Duration,
     share_by_default: bool,
 ) -> Assign {
     let mut table = KeyTable::default();
-    let image = |((index, image), key): ((usize, &PlannedImage), Key)| ImageTask {
+    let image = |((index, image), key): ((usize, &PlannedImage), PullKey)| ImageTask {
         image: image.image.clone(),
         reference: image.pull.to_string(),
         policy: match image.policy {
@@ -204,7 +206,7 @@ pub fn build_assign(
     };
     let task = Task {
         id: TaskId { job: order.job.uid.clone(), attempt: order.attempt },
-        title: title(order),
+        title: job_title(order),
         checks: if order.only_look { Vec::new() } else { order.job.checks.clone() },
         images: order.plan.images.iter().enumerate().zip(keys).map(image).collect(),
         removal: order.plan.removal.as_deref().cloned().map(Box::new),
@@ -214,7 +216,7 @@ pub fn build_assign(
         // An image that was removed and pulled again by the kubelet has lost its pin.
         DownloadTerms { pin: order.job.download.pin, ..DownloadTerms::default() }
     } else {
-        download::terms(&order.job, &order.node, verification, share_by_default)
+        download::download_terms(&order.job, &order.node, verification, share_by_default)
     };
     Assign { task, remaining, keys: table.keys, download }
 }
@@ -222,12 +224,12 @@ pub fn build_assign(
 /// The distinct keys of a message. Images with the same key share one entry.
 #[derive(Default)]
 struct KeyTable {
-    keys: Vec<Key>,
+    keys: Vec<PullKey>,
 }
 
 impl KeyTable {
     /// Adds the key unless it is there, and returns its index.
-    fn intern(&mut self, key: Key) -> u32 {
+    fn intern(&mut self, key: PullKey) -> u32 {
         let at = self.keys.iter().position(|known| *known == key).unwrap_or_else(|| {
             self.keys.push(key);
             self.keys.len() - 1
@@ -274,10 +276,10 @@ mod tests {
         let key = |user: &str| {
             let username = Sensitive::new(user);
             let credentials = vec![RegistryCredential { username, ..RegistryCredential::default() }];
-            Key::Credentials { credentials }
+            PullKey::Credentials { credentials }
         };
-        let none = || Key::Unavailable { reason: String::new() };
-        let sent = |order: [usize; 2], keys: [Key; 2], secrets: &[SecretRef]| {
+        let none = || PullKey::Unavailable { reason: String::new() };
+        let sent = |order: [usize; 2], keys: [PullKey; 2], secrets: &[SecretRef]| {
             keys_sent(order.map(|index| (&images[index], secrets)).into_iter().zip(&keys))
         };
         let secrets = [secret];
@@ -286,6 +288,6 @@ mod tests {
         assert_eq!(sent([1, 0], [key("y"), key("x")], &secrets), first, "the order is of no matter");
         assert_ne!(sent([0, 1], [key("y"), key("x")], &secrets), first);
         assert_eq!(sent([0, 1], [key("x"), none()], &secrets), Some(KeysSent::Missing));
-        assert_eq!(sent([0, 1], [Key::anonymous(), none()], &[]), None);
+        assert_eq!(sent([0, 1], [PullKey::anonymous(), none()], &[]), None);
     }
 }

@@ -20,7 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use prepull_program::places::{Loses, Places, Source};
+use prepull_program::places::{ConnectionPlaces, ConnectionSource, Loses};
 use rustls::server::Acceptor;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
@@ -91,8 +91,8 @@ impl Turned {
 #[derive(Debug)]
 pub(super) struct Door {
     limits: Limits,
-    silent: Places,
-    waiting: Places,
+    silent: ConnectionPlaces,
+    waiting: ConnectionPlaces,
     slots: Slots,
     port: &'static str,
     metrics: EdgeMetrics,
@@ -101,8 +101,8 @@ pub(super) struct Door {
 impl Door {
     pub(super) fn new(port: &'static str, limits: Limits, metrics: EdgeMetrics) -> Self {
         Self {
-            silent: Places::new(limits.silent, Loses::Oldest),
-            waiting: Places::new(limits.waiting, Loses::Newest),
+            silent: ConnectionPlaces::new(limits.silent, Loses::Oldest),
+            waiting: ConnectionPlaces::new(limits.waiting, Loses::Newest),
             slots: Slots::new(limits.slots),
             limits,
             port,
@@ -112,13 +112,13 @@ impl Door {
 
     /// Waits for the ClientHello, and then for a slot. Then it begins with `work`, and returns its outcome, together with
     /// what is left of the slot.
-    pub(super) async fn pass<T, E: From<Turned>, W: Future<Output = Result<T, E>>>(
+    pub(super) async fn admit_connection<T, E: From<Turned>, W: Future<Output = Result<T, E>>>(
         &self,
         stream: TcpStream,
         address: SocketAddr,
         work: impl FnOnce(Arrived, Attention) -> W,
     ) -> Result<(T, Option<Slot>), E> {
-        let source = Source::from(address.ip());
+        let source = ConnectionSource::from(address.ip());
         let passing = async {
             // Each phase has its own memory, for as long as it lasts: of a silent client's there may be thousands.
             let arrived = Box::pin(self.wait_for_hello(stream, source)).await?;
@@ -131,12 +131,12 @@ impl Door {
         outcome.map(|done| (done, slot))
     }
 
-    async fn wait_for_hello(&self, stream: TcpStream, source: Source) -> Result<Arrived, Turned> {
+    async fn wait_for_hello(&self, stream: TcpStream, source: ConnectionSource) -> Result<Arrived, Turned> {
         let mut place = self.silent.take(source);
         // Every message is flushed when it is complete: Nagle's algorithm would only delay it.
         let _ = stream.set_nodelay(true);
         let arriving =
-            LazyConfigAcceptor::new(Acceptor::default(), HeardStream::new(stream, Attention::begin()));
+            LazyConfigAcceptor::new(Acceptor::default(), HeardStream::new(stream, Attention::from_now()));
         let deadline = self.limits.hello_deadline;
         tokio::select! {
             // First, so that a ClientHello that is there is worth more than a place that is gone.
@@ -145,11 +145,11 @@ impl Door {
                 Ok(arrived) => arrived.map_err(Turned::Tls),
                 Err(_) => Err(Turned::NoHello(deadline)),
             },
-            () = place.lost() => Err(Turned::PlaceLost),
+            () = place.wait_for_loss() => Err(Turned::PlaceLost),
         }
     }
 
-    async fn wait_for_slot(&self, source: Source) -> Result<Slot, Turned> {
+    async fn wait_for_slot(&self, source: ConnectionSource) -> Result<Slot, Turned> {
         if let Some(slot) = self.slots.try_take(source) {
             return Ok(slot);
         }
@@ -161,7 +161,7 @@ impl Door {
             slot = timeout(deadline, self.slots.take(source)) => {
                 slot.map_err(|_| Turned::QueueDeadline(deadline))
             }
-            () = place.lost() => Err(Turned::QueueFull),
+            () = place.wait_for_loss() => Err(Turned::QueueFull),
         }
     }
 
@@ -172,10 +172,10 @@ impl Door {
         work: impl Future<Output = T>,
         slot: Slot,
         attention: &Attention,
-        source: Source,
+        source: ConnectionSource,
     ) -> Result<(T, Option<Slot>), Turned> {
         // While it waited for the slot, it was not its turn to speak.
-        attention.hear();
+        attention.note_heard();
         let begun = Instant::now();
         let deadline = begun + self.limits.deadline;
         let mut work = std::pin::pin!(work);
@@ -200,7 +200,7 @@ impl Door {
         tokio::select! {
             biased;
             done = work => Ok((done, None)),
-            () = place.lost() => Err(Turned::PlaceLost),
+            () = place.wait_for_loss() => Err(Turned::PlaceLost),
             () = sleep_until(deadline) => Err(Turned::Deadline(self.limits.deadline)),
         }
     }

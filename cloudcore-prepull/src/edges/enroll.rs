@@ -3,7 +3,7 @@
 //! ```text
 //!  GET  /v1/ca                          ─▶ the CAs' certificates
 //!  POST /v1/enroll  token, CSR          ─▶ tokens ─▶ Authority::sign_client ─▶ roster
-//!  POST /v1/renew   certificate, CSR    ─▶ Peer ───▶ Authority::sign_client ─▶ roster
+//!  POST /v1/renew   certificate, CSR    ─▶ PeerIdentity ─▶ Authority::sign_client ─▶ roster
 //! ```
 
 mod issue_rate;
@@ -27,7 +27,7 @@ use crate::edges::accept::accept_connection;
 use crate::edges::door::{Arrived, Attention, Door, Limits};
 use crate::edges::log_rate::{LogRate, NodeLogRate};
 use crate::edges::pki::ServerIdentity;
-use crate::edges::pki::peer::Peer;
+use crate::edges::pki::peer::PeerIdentity;
 use crate::edges::tokens::Tokens;
 use issue_rate::IssueRate;
 use routes::Routes;
@@ -56,7 +56,7 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Settings of the certificates that the endpoint issues.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct EnrollSettings {
     /// The lifetime of an edge's certificate, `--edge-cert-ttl`. The edge renews it when a third is left.
     pub certificate_ttl: Duration,
     /// Whether subjects of release 0.1 are accepted, and issued to its agents: `--accept-system-nodes`.
@@ -65,7 +65,7 @@ pub struct Settings {
     pub renew_grace: Duration,
 }
 
-impl Default for Settings {
+impl Default for EnrollSettings {
     fn default() -> Self {
         Self {
             certificate_ttl: Duration::from_secs(30 * 24 * 3600),
@@ -80,7 +80,7 @@ pub async fn serve(
     listener: TcpListener,
     PortTerms { identity, roster, metrics, shutdown }: PortTerms,
     tokens: Tokens,
-    settings: Settings,
+    settings: EnrollSettings,
 ) {
     let routes = Routes {
         identity: Arc::clone(&identity),
@@ -91,7 +91,7 @@ pub async fn serve(
         node_log: NodeLogRate::default(),
         issue_rate: IssueRate::default(),
     };
-    let endpoint = Arc::new(Endpoint { door: Door::new("enroll", LIMITS, metrics), identity, routes });
+    let endpoint = Arc::new(EnrollEndpoint { door: Door::new("enroll", LIMITS, metrics), identity, routes });
     let tracker = TaskTracker::new();
     let accept = async {
         loop {
@@ -105,15 +105,15 @@ pub async fn serve(
     let _ = timeout(DRAIN_DEADLINE, tracker.wait()).await;
 }
 
-struct Endpoint {
+struct EnrollEndpoint {
     door: Door,
     identity: Arc<ServerIdentity>,
     routes: Routes,
 }
 
-impl Endpoint {
+impl EnrollEndpoint {
     async fn serve_connection(&self, stream: TcpStream, address: SocketAddr) {
-        let serving = self.door.pass(stream, address, |arrived, attention| {
+        let serving = self.door.admit_connection(stream, address, |arrived, attention| {
             self.answer_request(arrived, attention, address.ip())
         });
         if let Err(error) = serving.await {
@@ -131,7 +131,7 @@ impl Endpoint {
         let stream = handshake.await.context("the TLS handshake took too long")??;
         let grace = self.routes.settings.renew_grace;
         let chain = stream.get_ref().1.peer_certificates();
-        let peer = Peer::from_chain_within(chain, SystemTime::now(), grace);
+        let peer = PeerIdentity::from_chain_within(chain, SystemTime::now(), grace);
         let (peer, attention) = (&peer, &attention);
         let service = service_fn(move |request| async move {
             let response = match routes::read_body(request).await {

@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use crate::edges::pki::CaCensus;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
+struct SentAwayLabel {
     reason: &'static str,
 }
 
@@ -28,7 +28,7 @@ prepull_program::metrics! {
     /// Metrics of both ports. Cheap to clone; all clones share the values.
     pub struct EdgeMetrics {
         /// Edges that were told to come back later, by reason
-        sent_away: Family<ReasonLabel, Counter>,
+        sent_away: Family<SentAwayLabel, Counter>,
         /// Connections that wait for their handshake to begin
         waiting_connections: Gauge<i64>,
         /// Connections that ended before or during their handshake, by port and reason
@@ -41,7 +41,7 @@ prepull_program::metrics! {
 impl EdgeMetrics {
     /// Counts an edge that we sent away for some time.
     pub(super) fn count_sent_away(&self, reason: &'static str) {
-        self.sent_away.get_or_create(&ReasonLabel { reason }).inc();
+        self.sent_away.get_or_create(&SentAwayLabel { reason }).inc();
     }
 
     /// Counts a connection that waits for its handshake, until the guard is dropped.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Secret or files ─▶ CaSet: Authority ─sign_server─▶ ServerIdentity ─▶ TLS of both listeners
-//!                                └──────sign_client─▶ enroll ─▶ edge ─▶ Peer, on each connection
+//!                                └──────sign_client─▶ enroll ─▶ edge ─▶ PeerIdentity, on each connection
 //! ```
 
 pub(crate) mod ca_set;
@@ -235,7 +235,7 @@ impl Authority {
 
     /// Certifies the key of a CA that [`Self::generate`] has made: a client that trusts `self` can then verify what
     /// `other` signs. PEM.
-    fn certify(&self, other: &Self, now: SystemTime) -> Result<String, PkiError> {
+    fn cross_certify(&self, other: &Self, now: SystemTime) -> Result<String, PkiError> {
         let unusable = || PkiError::Csr("the new CA's certificate cannot be read");
         let (_, certificate) = X509Certificate::from_der(&other.certificate).map_err(|_| unusable())?;
         let name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());

@@ -21,26 +21,26 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Event, watcher};
-use prepull_admission::ca::Fingerprint;
+use prepull_admission::ca::CaFingerprint;
 use prepull_admission::records::record::{Recorded, Standing};
 use prepull_admission::records::shard::ShardId;
-use prepull_admission::records::store::{self, Store};
+use prepull_admission::records::store::{self, ShardStore};
 use prepull_api::task::NodeName;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::edges::pki::KeyHash;
-use crate::edges::pki::peer::Peer;
+use crate::edges::pki::peer::PeerIdentity;
 use crate::kube_api::cluster::read_with_retry;
 use crate::kube_api::events::Events;
-use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::refusal::{FailureLog, explain_error};
 use crate::kube_api::watch::{self, lasting_problem};
-use alarm::{Alarms, Place};
-use view::View;
-use writer::Writer;
+use alarm::{AlarmPlace, Alarms};
+use view::RosterView;
+use writer::ShardWriter;
 
 pub use alarm::RosterMetrics;
-pub(crate) use prepull_admission::records::record::{Admission, Change, HeldKey, Refusal};
+pub(crate) use prepull_admission::records::record::{HeldKey, JoinScope, NodeRefusal, RecordChange};
 
 /// How long we wait for the watch to show a Node before we refuse its edge: an agent may start a moment after its Node
 /// was made, and the watch lags behind.
@@ -52,14 +52,14 @@ const NODE_WAITS: usize = 64;
 /// The roster. All clones share it.
 #[derive(Clone, Debug)]
 pub struct Roster {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRoster>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    store: Store,
-    view: Arc<View>,
-    writers: Vec<Arc<Writer>>,
+struct SharedRoster {
+    store: ShardStore,
+    view: Arc<RosterView>,
+    writers: Vec<Arc<ShardWriter>>,
     alarms: Alarms,
     node_waits: Semaphore,
 }
@@ -73,27 +73,33 @@ impl Roster {
         events: Events,
         metrics: RosterMetrics,
     ) -> Self {
-        Self::new(Store::in_cluster(client, namespace), Alarms::new(Some(events), metrics))
+        Self::new(ShardStore::in_cluster(client, namespace), Alarms::new(Some(events), metrics))
     }
 
     /// A roster in this process, for tests. Every Node exists.
     pub fn in_memory() -> Self {
-        Self::new(Store::in_memory(), Alarms::new(None, RosterMetrics::default()))
+        Self::new(ShardStore::in_memory(), Alarms::new(None, RosterMetrics::default()))
     }
 
-    fn new(store: Store, alarms: Alarms) -> Self {
-        let view = Arc::new(View::new());
-        let writer = |id| Writer::new(id, store.clone(), Arc::clone(&view));
+    fn new(store: ShardStore, alarms: Alarms) -> Self {
+        let view = Arc::new(RosterView::new());
+        let writer = |id| ShardWriter::new(id, store.clone(), Arc::clone(&view));
         let writers = ShardId::all().map(writer).collect();
         Self {
-            shared: Arc::new(Shared { store, view, writers, alarms, node_waits: Semaphore::new(NODE_WAITS) }),
+            shared: Arc::new(SharedRoster {
+                store,
+                view,
+                writers,
+                alarms,
+                node_waits: Semaphore::new(NODE_WAITS),
+            }),
         }
     }
 
     /// Reads all of it; tries until it succeeds.
     pub(crate) async fn load(&self) {
         let read = || self.shared.store.read_all();
-        for (id, shard) in read_with_retry("the records of nodes", explain::<ConfigMap>, read).await {
+        for (id, shard) in read_with_retry("the records of nodes", explain_error::<ConfigMap>, read).await {
             self.shared.view.take_over(id, shard);
         }
     }
@@ -101,7 +107,7 @@ impl Roster {
     /// Follows the changes that others make, for ever.
     pub(crate) async fn watch(self, client: kube::Client, namespace: String) {
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
-        let config = watch::config().labels(store::LABEL);
+        let config = watch::watcher_config().labels(store::LABEL);
         let mut events = std::pin::pin!(watcher(maps, config).default_backoff());
         let (mut listed, log) = (Vec::new(), FailureLog::default());
         while let Some(event) = events.next().await {
@@ -138,7 +144,7 @@ impl Roster {
 
     /// Writes a deleted ConfigMap again: deleting it must not readmit a revoked node.
     fn restore(&self, id: ShardId) {
-        if self.shared.view.lose(id) {
+        if self.shared.view.forget_version(id) {
             tracing::warn!(config_map = id.name(), "the record of nodes was deleted, and is written again");
             self.shared.writers[id.index()].restore();
         }
@@ -159,13 +165,13 @@ impl Roster {
     }
 
     /// Waits until something has changed that may end a session.
-    pub(crate) async fn changed(&self) {
-        self.shared.view.changed().await;
+    pub(crate) async fn wait_for_change(&self) {
+        self.shared.view.wait_for_change().await;
     }
 
     /// Waits a moment for a Node that is not known: it may have been made just now.
     pub(crate) async fn wait_for_node(&self, node: &NodeName) {
-        let Shared { view, node_waits, .. } = &*self.shared;
+        let SharedRoster { view, node_waits, .. } = &*self.shared;
         if view.find_node(node).is_err()
             && let Ok(_place) = node_waits.try_acquire()
         {
@@ -174,26 +180,31 @@ impl Roster {
     }
 
     /// Whether the holder of this key is served on.
-    pub(crate) fn check(&self, node: &NodeName, key: KeyHash) -> Result<(), Refusal> {
-        self.shared.view.stand(node, key).map(drop)
+    pub(crate) fn check_key(&self, node: &NodeName, key: KeyHash) -> Result<(), NodeRefusal> {
+        self.shared.view.key_standing(node, key).map(drop)
     }
 
-    /// Counts a session that is ended for what [`Self::check`] has found.
-    pub(crate) fn count_ended(&self, refusal: &Refusal) {
-        self.shared.alarms.refused(refusal);
+    /// Counts a session that is ended for what [`Self::check_key`] has found.
+    pub(crate) fn count_ended(&self, refusal: &NodeRefusal) {
+        self.shared.alarms.count_refused(refusal);
     }
 
     /// Decides on a handshake of the tunnel with a certificate of this CA, and records that the key is in use.
-    pub(crate) fn admit(&self, peer: &Peer, ca: Fingerprint) -> Result<(), Refusal> {
-        let Peer { node, key, not_after, form } = peer;
-        match self.shared.view.stand(node, *key).inspect_err(|refusal| self.shared.alarms.refused(refusal))? {
+    pub(crate) fn admit(&self, peer: &PeerIdentity, ca: CaFingerprint) -> Result<(), NodeRefusal> {
+        let PeerIdentity { node, key, not_after, form } = peer;
+        match self
+            .shared
+            .view
+            .key_standing(node, *key)
+            .inspect_err(|refusal| self.shared.alarms.count_refused(refusal))?
+        {
             Standing::Known => {}
             Standing::ToBeRecorded => {
-                let used = HeldKey::new(*key, *not_after).certified(Some(ca.into()), *form);
-                self.writer(node).note_use(node.clone(), used);
+                let used = HeldKey::new(*key, *not_after).with_certificate(Some(ca.into()), *form);
+                self.shard_writer(node).note_use(node.clone(), used);
             }
             Standing::Superseded { newest } => {
-                self.shared.alarms.superseded(node, *key, newest, Place::Tunnel);
+                self.shared.alarms.raise_superseded(node, *key, newest, AlarmPlace::Tunnel);
             }
         }
         Ok(())
@@ -203,37 +214,37 @@ impl Roster {
     pub(crate) async fn join(
         &self,
         node: &NodeName,
-        by: Admission,
+        by: JoinScope,
         requested: HeldKey,
-    ) -> Result<(), Option<Refusal>> {
+    ) -> Result<(), Option<NodeRefusal>> {
         let recorded = async {
-            if by == Admission::Fleet {
+            if by == JoinScope::Fleet {
                 self.wait_for_node(node).await;
                 self.shared.view.find_edge(node)?;
             }
-            self.writer(node).change(node.clone(), Change::Joined { by, requested }).await
+            self.shard_writer(node).store_change(node.clone(), RecordChange::Joined { by, requested }).await
         };
-        recorded.await.inspect_err(|refusal| self.count(refusal.as_ref()))
+        recorded.await.inspect_err(|refusal| self.count_refusal(refusal.as_ref()))
     }
 
     /// Records the new key of a renewed certificate, or refuses it.
     pub(crate) async fn renew(
         &self,
-        peer: &Peer,
+        peer: &PeerIdentity,
         requested: HeldKey,
         now: SystemTime,
-    ) -> Result<(), Option<Refusal>> {
-        let Peer { node, key, not_after, form } = peer;
+    ) -> Result<(), Option<NodeRefusal>> {
+        let PeerIdentity { node, key, not_after, form } = peer;
         let recorded = async {
             self.wait_for_node(node).await;
             self.shared.view.find_node(node)?;
-            let by = HeldKey::new(*key, *not_after).certified(None, *form);
-            self.writer(node).change(node.clone(), Change::Renewed { by, requested }).await
+            let by = HeldKey::new(*key, *not_after).with_certificate(None, *form);
+            self.shard_writer(node).store_change(node.clone(), RecordChange::Renewed { by, requested }).await
         };
         recorded.await.inspect_err(|refusal| {
-            self.count(refusal.as_ref());
-            if let Some(Refusal::Superseded { newest, .. }) = refusal {
-                self.shared.alarms.superseded(node, *key, *newest, Place::Renewal);
+            self.count_refusal(refusal.as_ref());
+            if let Some(NodeRefusal::Superseded { newest, .. }) = refusal {
+                self.shared.alarms.raise_superseded(node, *key, *newest, AlarmPlace::Renewal);
             }
         })?;
         if *not_after <= now {
@@ -242,14 +253,14 @@ impl Roster {
         Ok(())
     }
 
-    fn count(&self, refusal: Option<&Refusal>) {
+    fn count_refusal(&self, refusal: Option<&NodeRefusal>) {
         if let Some(refusal) = refusal {
-            self.shared.alarms.refused(refusal);
+            self.shared.alarms.count_refused(refusal);
         }
     }
 
-    fn writer(&self, node: &NodeName) -> &Arc<Writer> {
-        &self.shared.writers[ShardId::of(node).index()]
+    fn shard_writer(&self, node: &NodeName) -> &Arc<ShardWriter> {
+        &self.shared.writers[ShardId::for_node(node).index()]
     }
 }
 

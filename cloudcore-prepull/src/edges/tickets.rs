@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prepull_api::enroll::hex;
-use prepull_api::sites::{BlobSource, From, Grant, Peer, Sources, TicketTerms};
+use prepull_api::sites::{BlobPeer, BlobSource, BlobSources, From, Grant, TicketTerms};
 use prepull_api::task::NodeName;
 use prepull_api::wire::CloudMessage;
 use prepull_engine::sites::{Direction, Directions};
@@ -54,7 +54,7 @@ impl Tickets {
                         let grant = Grant { reader: &reader, server: &server, digest: &digest, expires };
                         let ticket =
                             grant.to_ticket(&hex(key.sign(grant.to_signed_text().as_bytes()).as_ref()));
-                        Peer { addresses: addresses.to_vec(), node: server, ticket }
+                        BlobPeer { addresses: addresses.to_vec(), node: server, ticket }
                     };
                     From::Peers { peers: peers.into_iter().map(peer).collect() }
                 }
@@ -62,7 +62,7 @@ impl Tickets {
             BlobSource { digest, from }
         };
         let blobs = blobs.into_iter().map(source).collect();
-        Some((reader.clone(), CloudMessage::Sources(Sources { task, blobs })))
+        Some((reader.clone(), CloudMessage::Sources(BlobSources { task, blobs })))
     }
 }
 

@@ -10,33 +10,36 @@ pub(crate) use prepull_admission::tokens::{RedeemError, TokenError};
 use prepull_api::enroll::JoinToken;
 use prepull_api::task::NodeName;
 
-use known::{Known, Recognised};
+use known::{KnownTokens, Recognised};
 
 /// All join tokens.
 #[derive(Clone, Debug)]
 pub struct Tokens {
-    stored: prepull_admission::tokens::Tokens,
+    stored: prepull_admission::tokens::JoinTokens,
     /// What a watch has shown, where there is one.
-    known: Option<Known>,
+    known: Option<KnownTokens>,
 }
 
 impl Tokens {
     /// Tokens that are stored as Secrets in `namespace`, and a watch of them, which is to be run: for a server, to which
     /// anybody may send wrong tokens.
-    pub(crate) fn watched(client: kube::Client, namespace: &str) -> (Self, impl Future<Output = ()> + use<>) {
-        let known = Known::default();
-        let watch = known.clone().follow(kube::Api::namespaced(client.clone(), namespace));
-        let stored = prepull_admission::tokens::Tokens::in_cluster(client, namespace);
+    pub(crate) fn with_watch(
+        client: kube::Client,
+        namespace: &str,
+    ) -> (Self, impl Future<Output = ()> + use<>) {
+        let known = KnownTokens::default();
+        let watch = known.clone().follow_secrets(kube::Api::namespaced(client.clone(), namespace));
+        let stored = prepull_admission::tokens::JoinTokens::in_cluster(client, namespace);
         (Self { stored, known: Some(known) }, watch)
     }
 
     /// Tokens that are stored in this process, for tests.
     pub fn in_memory() -> Self {
-        Self { stored: prepull_admission::tokens::Tokens::in_memory(), known: None }
+        Self { stored: prepull_admission::tokens::JoinTokens::in_memory(), known: None }
     }
 
     /// The tokens themselves, without the watch.
-    pub fn stored(&self) -> &prepull_admission::tokens::Tokens {
+    pub fn stored(&self) -> &prepull_admission::tokens::JoinTokens {
         &self.stored
     }
 
@@ -50,7 +53,7 @@ impl Tokens {
         }
     }
 
-    /// Checks that the holder of `bearer` may become `node` with this key: see [`prepull_admission::tokens::Tokens::redeem`].
+    /// Checks that the holder of `bearer` may become `node` with this key: see [`prepull_admission::tokens::JoinTokens::redeem`].
     pub(crate) async fn redeem(
         &self,
         bearer: &str,

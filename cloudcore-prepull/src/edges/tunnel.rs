@@ -23,4 +23,4 @@ mod trust;
 
 pub(crate) use eviction::end_sessions;
 pub use registry::{SendError, Sessions};
-pub use settings::Settings;
+pub use settings::ListenerSettings;

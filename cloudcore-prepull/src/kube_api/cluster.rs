@@ -18,13 +18,15 @@ use crate::kube_api::refusal::FailureLog;
 
 /// A client from the given kubeconfig, or else from the environment, or else from the pod's ServiceAccount.
 pub(crate) async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    let config = config(kubeconfig).await?;
+    let config = client_config(kubeconfig).await?;
     info!(server = %config.cluster_url, "the API server");
     Ok(client_builder(config).context(PREPARE)?.build())
 }
 
 /// The CAs by which the API server is verified; none where the machine's own are.
-pub(crate) async fn authorities(kubeconfig: Option<&Path>) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+pub(crate) async fn api_server_cas(
+    kubeconfig: Option<&Path>,
+) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let roots = read_config(kubeconfig).await?.root_cert.unwrap_or_default();
     Ok(roots.into_iter().map(CertificateDer::from).collect())
 }
@@ -42,7 +44,7 @@ pub(crate) async fn name_where_unreachable<T>(
     if !error.chain().any(of_network) {
         return Err(error);
     }
-    let server = config(kubeconfig).await?.cluster_url;
+    let server = client_config(kubeconfig).await?.cluster_url;
     Err(error.context(format!("the API server {server} of the kubeconfig cannot be reached")))
 }
 
@@ -51,7 +53,7 @@ pub(crate) async fn leaders_client(
     kubeconfig: Option<&Path>,
     leadership: Leadership,
 ) -> anyhow::Result<Client> {
-    let mut config = config(kubeconfig).await?;
+    let mut config = client_config(kubeconfig).await?;
     // A retry of a write would be made behind the fence. The callers retry.
     config.default_retry = false;
     Ok(client_builder(config).context(PREPARE)?.with_layer(&Fence(leadership)).build())
@@ -85,7 +87,7 @@ where
     }
 }
 
-async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+async fn client_config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = read_config(kubeconfig).await?;
     config.headers.push((USER_AGENT, HeaderValue::from_static(AGENT)));
     Ok(config)

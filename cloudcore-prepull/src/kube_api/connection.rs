@@ -5,7 +5,7 @@
 //!
 //! - The kernel, by keepalive probes and by data that isn't acknowledged, in [`DEAD_AFTER`].
 //! - The watches, behind a load balancer that still acknowledges what it can't deliver: each lasts 30 s, and one that is
-//!   silent for longer is begun again ([`super::watch::config`]). By then the pool has dropped what went silent with it.
+//!   silent for longer is begun again ([`super::watch::watcher_config`]). By then the pool has dropped what went silent with it.
 //! - The read timeout, for all other requests.
 
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(super) fn client_builder(config: Config) -> Result<ClientBuilder<Service>, E
                       kubeconfig";
         return Err(Error::Service(remedy.into()));
     }
-    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp())?);
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp_connector())?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_read_timeout(Some(READ_TIMEOUT));
     // The timeout counts from the request, not from the last use of the connection.
@@ -68,7 +68,7 @@ pub(super) fn client_builder(config: Config) -> Result<ClientBuilder<Service>, E
     Ok(ClientBuilder::new(service, config.default_namespace))
 }
 
-fn tcp() -> HttpConnector {
+fn tcp_connector() -> HttpConnector {
     let mut tcp = HttpConnector::new();
     // The URI is https; TLS is the connector around this one.
     tcp.enforce_http(false);

@@ -26,7 +26,7 @@ pub(crate) async fn watch_for_consents(secrets: Secrets, inputs: mpsc::Sender<In
             let Some(found) = found else { continue };
             for (job, name) in jobs {
                 if found.is_allowed_to(SecretUser::Job(&name)) {
-                    secrets.withheld().end(&secret, &job);
+                    secrets.withheld().end_wait(&secret, &job);
                     let secret = secret.to_string();
                     let _ = inputs.send(controller::Input::SecretAllowed { job, secret }.into()).await;
                 }

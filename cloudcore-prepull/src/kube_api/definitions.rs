@@ -24,15 +24,15 @@ pub(crate) async fn find_obstacle(client: &Client) -> Result<Option<String>, Err
         };
         // One that is missing is named by the check that lists its objects.
         let Some(served) = served else { continue };
-        let lacking = served::missing(&served, &ours);
+        let lacking = served::missing_paths(&served, &ours);
         if !lacking.is_empty() {
-            return Ok(Some(describe(&name, &lacking)));
+            return Ok(Some(describe_lacking(&name, &lacking)));
         }
     }
     Ok(None)
 }
 
-fn describe(name: &str, lacking: &[String]) -> String {
+fn describe_lacking(name: &str, lacking: &[String]) -> String {
     let (named, rest) = lacking.split_at(lacking.len().min(NAMED));
     let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
     format!(
@@ -49,11 +49,11 @@ mod tests {
     #[test]
     fn five_fields_are_named_and_the_rest_counted() {
         let lacking: Vec<_> = (1..=7).map(|number| format!("spec.f{number}")).collect();
-        let text = describe("a.b", &lacking);
+        let text = describe_lacking("a.b", &lacking);
         assert!(
             text.contains("drops spec.f1, spec.f2, spec.f3, spec.f4, spec.f5 and 2 more: kubectl"),
             "{text}"
         );
-        assert!(describe("a.b", &lacking[..1]).contains("drops spec.f1: kubectl"));
+        assert!(describe_lacking("a.b", &lacking[..1]).contains("drops spec.f1: kubectl"));
     }
 }

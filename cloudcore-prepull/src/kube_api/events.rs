@@ -36,21 +36,21 @@ const SUCCESSES: (f64, f64) = (50.0, 1.0);
 /// Burst and rate per second of events about failed pulls of single nodes: operators look for these.
 const FAILURES: (f64, f64) = (100.0, 5.0);
 
-type Bucket = TokenBucket<Instant>;
+type EventBucket = TokenBucket<Instant>;
 
 /// The sender of events. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: mpsc::Sender<ObjectEvent>,
-    successes: Arc<Mutex<Bucket>>,
-    failures: Arc<Mutex<Bucket>>,
+    successes: Arc<Mutex<EventBucket>>,
+    failures: Arc<Mutex<EventBucket>>,
 }
 
 impl Events {
     pub(crate) fn start(client: Client) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(publish(client, receiver));
-        let bucket = |(burst, per_second)| Arc::new(Mutex::new(Bucket::new(per_second, burst)));
+        tokio::spawn(publish_events(client, receiver));
+        let bucket = |(burst, per_second)| Arc::new(Mutex::new(EventBucket::new(per_second, burst)));
         Self { queue, successes: bucket(SUCCESSES), failures: bucket(FAILURES) }
     }
 
@@ -71,7 +71,7 @@ impl Events {
     }
 }
 
-async fn publish(client: Client, mut events: mpsc::Receiver<ObjectEvent>) {
+async fn publish_events(client: Client, mut events: mpsc::Receiver<ObjectEvent>) {
     let instance = std::env::var("POD_NAME").ok();
     while let Some(event) = events.recv().await {
         let (object, reason) = (event.object.clone(), event.reason);
@@ -167,8 +167,9 @@ mod tests {
     fn events_are_limited_by_burst_and_rate() {
         let start = Instant::now();
         let (burst, per_second) = SUCCESSES;
-        let mut bucket = Bucket::new(per_second, burst);
-        let passed = |bucket: &mut Bucket, at| (0..1000).filter(|_| bucket.try_take(1.0, at).is_ok()).count();
+        let mut bucket = EventBucket::new(per_second, burst);
+        let passed =
+            |bucket: &mut EventBucket, at| (0..1000).filter(|_| bucket.try_take(1.0, at).is_ok()).count();
         assert_eq!(passed(&mut bucket, start), 50);
         assert_eq!(passed(&mut bucket, start + Duration::from_secs(3)), 3);
         assert_eq!(passed(&mut bucket, start + Duration::from_secs(1000)), 50, "no more than the burst");

@@ -9,11 +9,13 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 /// Methods and targets of the requests so far.
-pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
+pub(crate) type SeenRequests = Arc<Mutex<Vec<String>>>;
 
 /// A client that gets these answers, each by its method and target. An answer with a `code` has that status.
-pub(crate) fn answering(answer: impl Fn(&str) -> Value + Send + Sync + 'static) -> (Client, Requests) {
-    let requests = Requests::default();
+pub(crate) fn client_answering(
+    answer: impl Fn(&str) -> Value + Send + Sync + 'static,
+) -> (Client, SeenRequests) {
+    let requests = SeenRequests::default();
     let (seen, answer) = (Arc::clone(&requests), Arc::new(answer));
     let serve = move |request: Request<Body>| {
         let (seen, answer) = (Arc::clone(&seen), Arc::clone(&answer));
@@ -29,7 +31,7 @@ pub(crate) fn answering(answer: impl Fn(&str) -> Value + Send + Sync + 'static) 
     (Client::new(tower::service_fn(serve), "default"), requests)
 }
 
-pub(super) fn refusal(code: u16) -> Value {
+pub(super) fn refusal_status(code: u16) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Conflict",
         "message": "made up", "details": { "name": "a" },

@@ -23,7 +23,7 @@ pub(super) use names_of;
 
 /// An object as the engines take it: without annotations and managed fields, which may be larger than all the rest
 /// and say nothing to them. One that cannot be parsed is passed on as unreadable.
-pub(crate) fn readable<K: Resource>(Guarded(object): Guarded<K>) -> Result<Box<K>, Unreadable> {
+pub(crate) fn into_readable<K: Resource>(Guarded(object): Guarded<K>) -> Result<Box<K>, Unreadable> {
     let lean = |mut object: K| {
         let metadata = object.meta_mut();
         (metadata.annotations, metadata.managed_fields) = (None, None);
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn read(object: Value) -> Result<Box<ImagePullJob>, Unreadable> {
-        readable(serde_json::from_value::<Guarded<ImagePullJob>>(object).unwrap())
+        into_readable(serde_json::from_value::<Guarded<ImagePullJob>>(object).unwrap())
     }
 
     #[test]

@@ -10,7 +10,7 @@ use prepull_api::crd::kruise::{CONTROLLER_LEASE as LEASE, PART_OF, PART_OF_LABEL
 use crate::kube_api::cluster::read_with_retry;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum KruiseRefusal {
     #[error(
         "--enable-kruise-api: the definition {0} is missing; apply manifests/kruise/crds.yaml, or leave the flag out"
     )]
@@ -40,31 +40,37 @@ pub(crate) enum Refusal {
 }
 
 /// Checks that the kinds are ours to serve. Waits while the API server is unavailable.
-pub(crate) async fn check(client: &Client, now: Timestamp) -> Result<(), Refusal> {
+pub(crate) async fn check_ownership(client: &Client, now: Timestamp) -> Result<(), KruiseRefusal> {
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in crds() {
         let name = crd.name_any();
         let what = format!("the definition {name}");
-        let found =
-            allowed(&what, read_with_retry(&what, |_| None, || refusable(definitions.get_opt(&name))).await)?;
-        let Some(found) = found else { return Err(Refusal::Missing(name)) };
+        let found = require_allowed(
+            &what,
+            read_with_retry(&what, |_| None, || refusal_as_answer(definitions.get_opt(&name))).await,
+        )?;
+        let Some(found) = found else { return Err(KruiseRefusal::Missing(name)) };
         if found.labels().get(PART_OF_LABEL).map(String::as_str) != Some(PART_OF) {
             let hint = found.annotations().get("meta.helm.sh/release-name");
             let hint =
                 hint.map(|release| format!("; it is of the Helm release {release}")).unwrap_or_default();
-            return Err(Refusal::Foreign { name, hint });
+            return Err(KruiseRefusal::Foreign { name, hint });
         }
     }
     let leases = Api::<Lease>::namespaced(client.clone(), LEASE.0);
     let what = format!("the Lease {}/{}", LEASE.0, LEASE.1);
-    let lease =
-        allowed(&what, read_with_retry(&what, |_| None, || refusable(leases.get_opt(LEASE.1))).await)?;
+    let lease = require_allowed(
+        &what,
+        read_with_retry(&what, |_| None, || refusal_as_answer(leases.get_opt(LEASE.1))).await,
+    )?;
     let holder = lease.as_ref().and_then(|lease| running_controller(lease, now));
-    holder.map_or(Ok(()), |holder| Err(Refusal::Running { holder }))
+    holder.map_or(Ok(()), |holder| Err(KruiseRefusal::Running { holder }))
 }
 
 /// A refusal is an answer; everything else passes.
-async fn refusable<T>(read: impl Future<Output = Result<T, Error>>) -> Result<Result<T, String>, Error> {
+async fn refusal_as_answer<T>(
+    read: impl Future<Output = Result<T, Error>>,
+) -> Result<Result<T, String>, Error> {
     match read.await {
         Ok(found) => Ok(Ok(found)),
         Err(Error::Api(answer)) if matches!(answer.code, 401 | 403) => Ok(Err(answer.message)),
@@ -72,6 +78,6 @@ async fn refusable<T>(read: impl Future<Output = Result<T, Error>>) -> Result<Re
     }
 }
 
-fn allowed<T>(what: &str, answer: Result<T, String>) -> Result<T, Refusal> {
-    answer.map_err(|said| Refusal::Forbidden { what: what.to_owned(), said })
+fn require_allowed<T>(what: &str, answer: Result<T, String>) -> Result<T, KruiseRefusal> {
+    answer.map_err(|said| KruiseRefusal::Forbidden { what: what.to_owned(), said })
 }

@@ -17,16 +17,16 @@ use prepull_engine::shared::objects::Unreadable;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
-use crate::kube_api::guarded::{Guarded, id_of, readable};
-use crate::kube_api::watch::{Watched, config, follow};
+use crate::kube_api::guarded::{Guarded, id_of, into_readable};
+use crate::kube_api::watch::{WatchInputs, follow_objects, watcher_config};
 
-type Object<K> = Result<Box<K>, Unreadable>;
+type WatchedObject<K> = Result<Box<K>, Unreadable>;
 
 /// Watches all NodeImages for ever. Of a list that arrives no more is kept than the engine keeps: whole NodeImages of ten
 /// thousand nodes with twenty images would be half a gigabyte.
 pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use node_images::Input as To;
-    let gone = |object: &Object<CompactNodeImage>| {
+    let gone = |object: &WatchedObject<CompactNodeImage>| {
         let (name, uid) = match object {
             Ok(object) => (object.name(), object.uid().to_owned()),
             Err(unreadable) => (NodeName(unreadable.id.name.clone()), unreadable.id.uid.0.clone()),
@@ -36,37 +36,51 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
     let parts = Mutex::new(SharedParts::default());
     let compact = |object: Guarded<NodeImage>| {
         let mut parts = parts.lock();
-        readable(object).map(|object| Box::new(CompactNodeImage::new(*object, &mut parts)))
+        into_readable(object).map(|object| Box::new(CompactNodeImage::new(*object, &mut parts)))
     };
-    let watched = Watched {
+    let watched = WatchInputs {
         all: |objects| Input::Node(To::NodeImages(objects)),
         one: |object| Input::Node(To::NodeImage(object)),
         gone,
         begins: Some(|| Input::Node(To::NodeImagesListing)),
     };
-    follow(Api::<Guarded<NodeImage>>::all(client), config(), inputs, compact, watched).await;
+    follow_objects(Api::<Guarded<NodeImage>>::all(client), watcher_config(), inputs, compact, watched).await;
 }
 
 pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
-    let watched = Watched {
+    let watched = WatchInputs {
         all: |objects| Input::Job(To::PullJobs(objects)),
         one: |object| Input::Job(To::PullJob(object)),
-        gone: |object: &Object<ImagePullJob>| Input::Job(To::PullJobGone(id_of(object).uid)),
+        gone: |object: &WatchedObject<ImagePullJob>| Input::Job(To::PullJobGone(id_of(object).uid)),
         begins: None,
     };
-    follow(Api::<Guarded<ImagePullJob>>::all(client), config(), inputs, readable, watched).await;
+    follow_objects(
+        Api::<Guarded<ImagePullJob>>::all(client),
+        watcher_config(),
+        inputs,
+        into_readable,
+        watched,
+    )
+    .await;
 }
 
 pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
     use jobs::Input as To;
-    let watched = Watched {
+    let watched = WatchInputs {
         all: |objects| Input::Job(To::ListJobs(objects)),
         one: |object| Input::Job(To::ListJob(object)),
-        gone: |object: &Object<ImageListPullJob>| Input::Job(To::ListJobGone(id_of(object).uid)),
+        gone: |object: &WatchedObject<ImageListPullJob>| Input::Job(To::ListJobGone(id_of(object).uid)),
         begins: None,
     };
-    follow(Api::<Guarded<ImageListPullJob>>::all(client), config(), inputs, readable, watched).await;
+    follow_objects(
+        Api::<Guarded<ImageListPullJob>>::all(client),
+        watcher_config(),
+        inputs,
+        into_readable,
+        watched,
+    )
+    .await;
 }
 
 /// A field selector for the pods that a podSelector may select. The watch delivers a pod that leaves it as deleted.
@@ -81,7 +95,7 @@ pub(crate) async fn pods(
     use jobs::Input as To;
     // The sender lives as long as the engine.
     while are_needed.wait_for(|needed| *needed).await.is_ok() {
-        let watched = Watched {
+        let watched = WatchInputs {
             all: |pods| Input::Job(To::Pods(pods)),
             one: |pod| Input::Job(To::Pod(pod)),
             gone: |pod: &Pod| {
@@ -89,9 +103,9 @@ pub(crate) async fn pods(
             },
             begins: None,
         };
-        let scheduled = config().fields(SCHEDULED);
+        let scheduled = watcher_config().fields(SCHEDULED);
         tokio::select! {
-            () = follow(Api::<PodView>::all(client.clone()), scheduled, inputs.clone(), pod, watched) => return,
+            () = follow_objects(Api::<PodView>::all(client.clone()), scheduled, inputs.clone(), pod_from_view, watched) => return,
             _ = are_needed.wait_for(|needed| !needed) => {}
         }
         if inputs.send(Input::Job(To::PodsUnwatched).into()).await.is_err() {
@@ -122,7 +136,7 @@ struct PodState {
     phase: Option<String>,
 }
 
-fn pod(view: PodView) -> Pod {
+fn pod_from_view(view: PodView) -> Pod {
     let PodView { metadata, spec, status } = view;
     let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let counts = !has_ended && metadata.deletion_timestamp.is_none();

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImagePullJobSpec, NodeImage, NodeImageSpec};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::kruise::jobs::{JobWrite, WriteTarget};
-use prepull_engine::kruise::node_images::{CompactNodeImage, SharedParts, Write, Written};
+use prepull_engine::kruise::node_images::{CompactNodeImage, NodeImageWrite, SharedParts, WrittenNodeImage};
 use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::shared::outcomes::WriteOutcome;
 use serde::de::DeserializeOwned;
@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tracing::warn;
 
 use crate::kube_api::field_manager::post_params;
-use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
+use crate::kube_api::object_write::{self, PatchEndpoint, PatchTarget, WriteFailure};
 use crate::kube_api::refusal::FailureLog;
 
 /// Writes under way. More would wait in the API server, and the renewal of our Lease with them: a write takes some 30 ms of
@@ -54,7 +54,7 @@ impl Versions {
 
 /// Writes NodeImages, ImagePullJobs and ImageListPullJobs. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Writer {
+pub(crate) struct KruiseWriter {
     client: Client,
     /// Shared: a problem that lasts is logged once a minute, and not for each of ten thousand nodes.
     log: Arc<FailureLog>,
@@ -64,7 +64,7 @@ pub(crate) struct Writer {
     versions: Arc<Mutex<Versions>>,
 }
 
-impl Writer {
+impl KruiseWriter {
     pub(crate) fn new(client: Client) -> Self {
         Self {
             client,
@@ -75,7 +75,7 @@ impl Writer {
         }
     }
 
-    pub(crate) async fn write_node_image(&self, node: &NodeName, write: Write) -> Written {
+    pub(crate) async fn write_node_image(&self, node: &NodeName, write: NodeImageWrite) -> WrittenNodeImage {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
         match object_write::in_time(self.try_node_image(node.as_str(), write)).await {
@@ -83,15 +83,15 @@ impl Writer {
             Err(error) => {
                 let problem = error.explain::<NodeImage>();
                 self.log.record("write a NodeImage", node.as_str(), problem.as_deref(), &error);
-                Written::Failed
+                WrittenNodeImage::Failed
             }
         }
     }
 
-    async fn try_node_image(&self, name: &str, write: Write) -> Result<Written, Error> {
+    async fn try_node_image(&self, name: &str, write: NodeImageWrite) -> Result<WrittenNodeImage, Error> {
         let api = Api::<NodeImage>::all(self.client.clone());
         let written = match write {
-            Write::Create(labels) => {
+            NodeImageWrite::Create(labels) => {
                 let metadata = ObjectMeta {
                     name: Some(name.to_owned()),
                     labels: Some((*labels).clone()),
@@ -100,29 +100,31 @@ impl Writer {
                 let object = NodeImage { metadata, spec: NodeImageSpec::default(), status: None };
                 api.create(&post_params(), &object).await.map(Some)
             }
-            Write::Delete { uid } => object_write::delete(&api, name, &uid).await.map(|()| None),
-            Write::Spec { uid, version, labels, spec } => {
-                let target = Target { name, uid: &uid, version: Some(&version) };
+            NodeImageWrite::Delete { uid } => object_write::delete(&api, name, &uid).await.map(|()| None),
+            NodeImageWrite::Spec { uid, version, labels, spec } => {
+                let target = PatchTarget { name, uid: &uid, version: Some(&version) };
                 let values = [("/metadata/labels", json!(*labels)), ("/spec", json!(spec))];
-                object_write::patch(&api, target, Endpoint::Object, values).await.map(Some)
+                object_write::patch(&api, target, PatchEndpoint::Object, values).await.map(Some)
             }
-            Write::Status { uid, version, status } => {
-                let target = Target { name, uid: &uid, version: Some(&version) };
+            NodeImageWrite::Status { uid, version, status } => {
+                let target = PatchTarget { name, uid: &uid, version: Some(&version) };
                 let values = [("/status", json!(status))];
-                object_write::patch(&api, target, Endpoint::Status, values).await.map(Some)
+                object_write::patch(&api, target, PatchEndpoint::Status, values).await.map(Some)
             }
         };
         let error = match written {
-            Ok(object) => return Ok(Written::Done(object.map(|object| Box::new(self.compact(object))))),
+            Ok(object) => {
+                return Ok(WrittenNodeImage::Done(object.map(|object| Box::new(self.compact(object)))));
+            }
             Err(error) => error,
         };
-        match Failure::of(&error) {
-            Failure::Other => return Err(error),
+        match WriteFailure::from_error(&error) {
+            WriteFailure::Other => return Err(error),
             // A failed test, or a definition that does not accept what was written: only the message differs.
-            Failure::Invalid => warn!(node = name, %error, "the API server refused the NodeImage"),
-            Failure::NotFound | Failure::Conflict => {}
+            WriteFailure::Invalid => warn!(node = name, %error, "the API server refused the NodeImage"),
+            WriteFailure::NotFound | WriteFailure::Conflict => {}
         }
-        Ok(Written::Refused(api.get_opt(name).await?.map(|object| Box::new(self.compact(object)))))
+        Ok(WrittenNodeImage::Refused(api.get_opt(name).await?.map(|object| Box::new(self.compact(object)))))
     }
 
     /// Thousands of answers may wait for the engine: each is made as small as the engine keeps it.
@@ -199,9 +201,9 @@ impl Writer {
                     None => return Ok(WriteOutcome::Gone),
                 },
             };
-            let target = Target { name: &id.name, uid: &id.uid.0, version: Some(&version) };
+            let target = PatchTarget { name: &id.name, uid: &id.uid.0, version: Some(&version) };
             let values = [("/status", status.clone())];
-            match object_write::patch(api, target, Endpoint::Status, values).await {
+            match object_write::patch(api, target, PatchEndpoint::Status, values).await {
                 Ok(written) => {
                     // Of most jobs nothing is written any more once they have ended.
                     if let Some(version) = written.resource_version().filter(|_| !has_ended) {
@@ -209,10 +211,10 @@ impl Writer {
                     }
                     return Ok(WriteOutcome::Done);
                 }
-                Err(error) => match Failure::of(&error) {
-                    Failure::NotFound => return Ok(WriteOutcome::Gone),
+                Err(error) => match WriteFailure::from_error(&error) {
+                    WriteFailure::NotFound => return Ok(WriteOutcome::Gone),
                     // Another version, unless the definition does not accept what was written.
-                    Failure::Invalid | Failure::Conflict if !is_read => {}
+                    WriteFailure::Invalid | WriteFailure::Conflict if !is_read => {}
                     _ => return Err(error),
                 },
             }
@@ -232,14 +234,14 @@ impl Writer {
         let Err(error) = api.create(&post_params(), &child).await else {
             return Ok(WriteOutcome::Done);
         };
-        match Failure::of(&error) {
+        match WriteFailure::from_error(&error) {
             // The namespace is gone.
-            Failure::NotFound => Ok(WriteOutcome::Gone),
-            Failure::Conflict => Ok(api
+            WriteFailure::NotFound => Ok(WriteOutcome::Gone),
+            WriteFailure::Conflict => Ok(api
                 .get_opt(name)
                 .await?
                 .map_or(WriteOutcome::Failed, |found| judge_namesake(&found, list))),
-            Failure::Invalid | Failure::Other => Err(error),
+            WriteFailure::Invalid | WriteFailure::Other => Err(error),
         }
     }
 
@@ -254,18 +256,18 @@ impl Writer {
 
 /// Replaces the spec of a list's job, at any version: only this program writes it.
 async fn replace_spec(api: &Api<ImagePullJob>, id: &ObjectId, spec: Value) -> Result<WriteOutcome, Error> {
-    let target = Target { name: &id.name, uid: &id.uid.0, version: None };
-    let Err(error) = object_write::patch(api, target, Endpoint::Object, [("/spec", spec)]).await else {
+    let target = PatchTarget { name: &id.name, uid: &id.uid.0, version: None };
+    let Err(error) = object_write::patch(api, target, PatchEndpoint::Object, [("/spec", spec)]).await else {
         return Ok(WriteOutcome::Done);
     };
-    match Failure::of(&error) {
-        Failure::NotFound => Ok(WriteOutcome::Gone),
+    match WriteFailure::from_error(&error) {
+        WriteFailure::NotFound => Ok(WriteOutcome::Gone),
         // The test of the UID failed, unless the definition does not accept what was written.
-        Failure::Invalid if object_write::read_metadata(api, &id.name, &id.uid.0).await?.is_none() => {
+        WriteFailure::Invalid if object_write::read_metadata(api, &id.name, &id.uid.0).await?.is_none() => {
             Ok(WriteOutcome::Gone)
         }
         // A conflict does not say that the object is gone: no version was given.
-        Failure::Invalid | Failure::Conflict | Failure::Other => Err(error),
+        WriteFailure::Invalid | WriteFailure::Conflict | WriteFailure::Other => Err(error),
     }
 }
 
@@ -361,9 +363,9 @@ mod tests {
             seen.fetch_add(1, Ordering::Relaxed);
             std::future::pending::<Result<Response<Body>, Infallible>>()
         };
-        let writer = Writer::new(Client::new(tower::service_fn(hang), "default"));
+        let writer = KruiseWriter::new(Client::new(tower::service_fn(hang), "default"));
         let node = NodeName::from("edge-1");
-        let create = || writer.write_node_image(&node, Write::Create(Arc::default()));
+        let create = || writer.write_node_image(&node, NodeImageWrite::Create(Arc::default()));
         let mut writes = futures::future::join_all((0..2 * WRITES).map(|_| create()));
         for (seconds, expected) in [(29, WRITES), (2, 2 * WRITES)] {
             let ended = tokio::time::timeout(Duration::from_secs(seconds), &mut writes).await.is_ok();
@@ -386,7 +388,7 @@ mod tests {
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
             }
         };
-        let writer = Writer::new(Client::new(tower::service_fn(serve), "default"));
+        let writer = KruiseWriter::new(Client::new(tower::service_fn(serve), "default"));
         let id =
             ObjectId { namespace: "shop".to_owned(), name: "job".to_owned(), uid: JobUid("uid".to_owned()) };
         let write = |message: &str| {

@@ -22,9 +22,9 @@ pub(crate) async fn find_obstacle(client: &Client) -> Result<Option<String>, Err
     let (map, key) = CLOUDCORE;
     // At once, since edges wait for a leader.
     let (definition, configuration, manager) = futures::try_join!(
-        look(Api::<CustomResourceDefinition>::all(client.clone()), DEFINITION),
-        look(Api::<ConfigMap>::namespaced(client.clone(), NAMESPACE), map),
-        look(Api::<Deployment>::namespaced(client.clone(), NAMESPACE), CONTROLLER_MANAGER),
+        get_if_allowed(Api::<CustomResourceDefinition>::all(client.clone()), DEFINITION),
+        get_if_allowed(Api::<ConfigMap>::namespaced(client.clone(), NAMESPACE), map),
+        get_if_allowed(Api::<Deployment>::namespaced(client.clone(), NAMESPACE), CONTROLLER_MANAGER),
     )?;
     let yaml = configuration.and_then(|map| map.data).and_then(|mut data| data.remove(key));
     // What is no YAML is no configuration of CloudCore either.
@@ -33,7 +33,7 @@ pub(crate) async fn find_obstacle(client: &Client) -> Result<Option<String>, Err
 }
 
 /// What may not be looked for is taken for absent: rights of an earlier release go on working.
-async fn look<K>(api: Api<K>, name: &str) -> Result<Option<K>, Error>
+async fn get_if_allowed<K>(api: Api<K>, name: &str) -> Result<Option<K>, Error>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {

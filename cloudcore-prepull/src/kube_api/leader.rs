@@ -18,7 +18,7 @@ mod leadership;
 mod timing;
 mod watchdog;
 
-pub(crate) use elector::lead;
+pub(crate) use elector::wait_to_lead;
 pub(crate) use fence::Fence;
 pub(crate) use leadership::Leadership;
 pub(crate) use timing::{Timing, TimingError};

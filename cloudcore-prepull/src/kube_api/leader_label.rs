@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::kube_api::field_manager::patch_params;
-use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::refusal::{FailureLog, explain_error};
 
 /// The label; the Service of the manifests selects it.
 const LABEL: &str = "prepull.kubeedge.io/leader";
@@ -42,12 +42,12 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(250), PERIOD);
 pub(crate) struct LeaderLabel(Option<Arc<Channels>>);
 
 struct Channels {
-    wish: watch::Sender<Wish>,
-    outcome: watch::Receiver<Outcome>,
+    wish: watch::Sender<LabelWish>,
+    outcome: watch::Receiver<LabelOutcome>,
 }
 
 #[derive(Clone)]
-struct Wish {
+struct LabelWish {
     /// Counts the wishes, to tell for which one an outcome is.
     number: u64,
     /// The leader's client. None: the pod is not to have the label.
@@ -55,7 +55,7 @@ struct Wish {
 }
 
 #[derive(Clone, Debug)]
-struct Outcome {
+struct LabelOutcome {
     number: u64,
     /// Why it is not as wished.
     problem: Option<String>,
@@ -66,8 +66,8 @@ impl LeaderLabel {
     /// nothing.
     pub(crate) fn start(client: Client, namespace: &str, pod: Option<String>) -> Self {
         let Some(pod) = pod else { return Self(None) };
-        let (wish, wishes) = watch::channel(Wish { number: 1, leader: None });
-        let (outcomes, outcome) = watch::channel(Outcome { number: 0, problem: None });
+        let (wish, wishes) = watch::channel(LabelWish { number: 1, leader: None });
+        let (outcomes, outcome) = watch::channel(LabelOutcome { number: 0, problem: None });
         let marker = Marker { client, namespace: namespace.to_owned(), pod, log: FailureLog::default() };
         tokio::spawn(marker.run(wishes, outcomes));
         Self(Some(Arc::new(Channels { wish, outcome })))
@@ -75,12 +75,12 @@ impl LeaderLabel {
 
     /// Gives the label to this pod, and takes it from all others, from now on. `leader` is the leader's client.
     pub(crate) fn show(&self, leader: Client) {
-        self.wish(Some(leader));
+        self.send_wish(Some(leader));
     }
 
     /// Takes the label from this pod, and waits until it is gone, for a moment at most.
     pub(crate) async fn hide(&self) {
-        let Some(number) = self.wish(None) else { return };
+        let Some(number) = self.send_wish(None) else { return };
         let Some(Channels { outcome, .. }) = self.0.as_deref() else { return };
         let mut outcome = outcome.clone();
         let gone = outcome.wait_for(|outcome| outcome.number == number && outcome.problem.is_none());
@@ -98,9 +98,9 @@ impl LeaderLabel {
         }
     }
 
-    fn wish(&self, leader: Option<Client>) -> Option<u64> {
+    fn send_wish(&self, leader: Option<Client>) -> Option<u64> {
         let channels = self.0.as_ref()?;
-        channels.wish.send_modify(|wish| *wish = Wish { number: wish.number + 1, leader });
+        channels.wish.send_modify(|wish| *wish = LabelWish { number: wish.number + 1, leader });
         Some(channels.wish.borrow().number)
     }
 }
@@ -124,15 +124,15 @@ struct Marker {
 
 impl Marker {
     /// Keeps the label as wished until all senders of wishes are dropped.
-    async fn run(self, mut wishes: watch::Receiver<Wish>, outcomes: watch::Sender<Outcome>) {
+    async fn run(self, mut wishes: watch::Receiver<LabelWish>, outcomes: watch::Sender<LabelOutcome>) {
         let mut retry = RETRY;
         loop {
             let wish = wishes.borrow_and_update().clone();
-            let problem = match tokio::time::timeout(LIMIT, self.make(wish.leader.as_ref())).await {
+            let problem = match tokio::time::timeout(LIMIT, self.apply_wish(wish.leader.as_ref())).await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => {
                     // The manifests of the Lease are those of this right, too.
-                    let problem = explain::<Lease>(&error);
+                    let problem = explain_error::<Lease>(&error);
                     self.log.record("mark the leader's pod", &self.pod, problem.as_deref(), &error);
                     Some(problem.unwrap_or_else(|| error.to_string()))
                 }
@@ -145,7 +145,7 @@ impl Marker {
             if problem.is_none() {
                 retry = RETRY;
             }
-            outcomes.send_replace(Outcome { number: wish.number, problem });
+            outcomes.send_replace(LabelOutcome { number: wish.number, problem });
             let wait = async {
                 match wait {
                     Some(wait) => tokio::time::sleep(wait).await,
@@ -159,12 +159,12 @@ impl Marker {
         }
     }
 
-    async fn make(&self, leader: Option<&Client>) -> Result<(), Error> {
+    async fn apply_wish(&self, leader: Option<&Client>) -> Result<(), Error> {
         let Some(leader) = leader else { return self.patch(&self.client, &self.pod, false).await };
         let pods = Api::<Pod>::namespaced(leader.clone(), &self.namespace);
         let labelled = pods.list_metadata(&ListParams::default().labels(&format!("{LABEL}=true"))).await?;
         let labelled: Vec<String> = labelled.iter().map(ResourceExt::name_any).collect();
-        for (pod, leads) in changes(&labelled, &self.pod) {
+        for (pod, leads) in label_changes(&labelled, &self.pod) {
             self.patch(leader, pod, leads).await?;
             if leads {
                 info!(pod, "the Service sends edges to this pod");
@@ -177,7 +177,7 @@ impl Marker {
 
     async fn patch(&self, client: &Client, pod: &str, leads: bool) -> Result<(), Error> {
         let pods = Api::<Pod>::namespaced(client.clone(), &self.namespace);
-        match pods.patch_metadata(pod, &patch_params(), &Patch::Merge(marks(leads))).await {
+        match pods.patch_metadata(pod, &patch_params(), &Patch::Merge(label_patch(leads))).await {
             // The pod was deleted, and its label with it. If it is our own, this process is about to end.
             Err(Error::Api(answer)) if answer.code == 404 => Ok(()),
             patched => patched.map(drop),
@@ -186,13 +186,13 @@ impl Marker {
 }
 
 /// Pods with a wrong label, and the right one: our own first, since edges wait for it.
-fn changes<'a>(labelled: &'a [String], own: &'a str) -> Vec<(&'a str, bool)> {
+fn label_changes<'a>(labelled: &'a [String], own: &'a str) -> Vec<(&'a str, bool)> {
     let others = labelled.iter().map(String::as_str).filter(|pod| *pod != own).map(|pod| (pod, false));
     let own = (!labelled.iter().any(|pod| pod == own)).then_some((own, true));
     own.into_iter().chain(others).collect()
 }
 
-fn marks(leads: bool) -> Value {
+fn label_patch(leads: bool) -> Value {
     let (label, cost) = if leads { (json!("true"), json!("1")) } else { (Value::Null, Value::Null) };
     json!({"metadata": {"labels": {LABEL: label}, "annotations": {DELETION_COST: cost}}})
 }
@@ -210,13 +210,13 @@ mod tests {
             (&["b", "c"], &[("a", true), ("b", false), ("c", false)]),
             (&["b", "a"], &[("b", false)]),
         ] {
-            assert_eq!(changes(&labelled(found), "a"), expected, "{found:?}");
+            assert_eq!(label_changes(&labelled(found), "a"), expected, "{found:?}");
         }
     }
 
     #[test]
     fn without_a_pod_nothing_is_labelled() {
         let label = LeaderLabel(None);
-        assert_eq!((label.wish(None), label.problem()), (None, None));
+        assert_eq!((label.send_wish(None), label.problem()), (None, None));
     }
 }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::kube_api::field_manager::patch_params;
-use crate::kube_api::refusal::{explain, is_unserved};
+use crate::kube_api::refusal::{explain_error, is_unserved};
 
 /// The API server answers a write within its own 60 s or never; half of that leaves time for another try before a
 /// node's deadline.
@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The object that a write is meant for, as opposed to a later object of the same name.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target<'a> {
+pub(super) struct PatchTarget<'a> {
     pub(super) name: &'a str,
     pub(super) uid: &'a str,
     /// The resourceVersion that the write replaces; `None` writes over any version.
@@ -27,7 +27,7 @@ pub(super) struct Target<'a> {
 
 /// The endpoint to which a patch goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Endpoint {
+pub(super) enum PatchEndpoint {
     /// The object itself, without its status.
     Object,
     Status,
@@ -49,14 +49,14 @@ impl WriteError {
     pub(super) fn explain<K: Resource<DynamicType = ()>>(&self) -> Option<String> {
         match self {
             Self::Deadline => None,
-            Self::Api(error) => explain::<K>(error),
+            Self::Api(error) => explain_error::<K>(error),
         }
     }
 }
 
 /// The state of the object by a failed write. The names are those of Kubernetes' status reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(super) enum WriteFailure {
     NotFound,
     /// Another object or another version has the name. For a patch without a version: a race inside the API server.
     Conflict,
@@ -66,8 +66,8 @@ pub(super) enum Failure {
     Other,
 }
 
-impl Failure {
-    pub(super) fn of(error: &Error) -> Self {
+impl WriteFailure {
+    pub(super) fn from_error(error: &Error) -> Self {
         match error {
             // If the kind is not served, no object can be read or written, and so none is gone.
             Error::Api(answer) if is_unserved(answer) => Self::Other,
@@ -90,22 +90,22 @@ pub(super) async fn in_time<T>(write: impl Future<Output = Result<T, Error>>) ->
 /// Replaces the values at these paths, whole.
 pub(super) async fn patch<K: Clone + DeserializeOwned + Debug>(
     api: &Api<K>,
-    target: Target<'_>,
-    endpoint: Endpoint,
+    target: PatchTarget<'_>,
+    endpoint: PatchEndpoint,
     values: impl IntoIterator<Item = (&'static str, Value)>,
 ) -> Result<K, Error> {
-    let operations = serde_json::from_value(operations(target, values)).map_err(Error::SerdeError)?;
+    let operations = serde_json::from_value(patch_operations(target, values)).map_err(Error::SerdeError)?;
     let (patch, params) = (Patch::<()>::Json(operations), patch_params());
     match endpoint {
-        Endpoint::Object => api.patch(target.name, &params, &patch).await,
-        Endpoint::Status => api.patch_status(target.name, &params, &patch).await,
+        PatchEndpoint::Object => api.patch(target.name, &params, &patch).await,
+        PatchEndpoint::Status => api.patch_status(target.name, &params, &patch).await,
     }
 }
 
 /// Tests instead of a merge patch with the UID in its metadata: in a write of a custom resource's status the API server
 /// ignores the metadata.
-fn operations(target: Target, values: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
-    let Target { name: _, uid, version } = target;
+fn patch_operations(target: PatchTarget, values: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
+    let PatchTarget { name: _, uid, version } = target;
     let mut operations = vec![json!({ "op": "test", "path": "/metadata/uid", "value": uid })];
     if let Some(version) = version {
         operations.push(json!({ "op": "test", "path": "/metadata/resourceVersion", "value": version }));
@@ -124,7 +124,14 @@ where
     let uid = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
     match api.delete(name, &DeleteParams::background().preconditions(uid)).await {
         // A conflict: another object has the name by now.
-        Err(error) if matches!(Failure::of(&error), Failure::NotFound | Failure::Conflict) => Ok(()),
+        Err(error)
+            if matches!(
+                WriteFailure::from_error(&error),
+                WriteFailure::NotFound | WriteFailure::Conflict
+            ) =>
+        {
+            Ok(())
+        }
         deleted => deleted.map(drop),
     }
 }
@@ -150,8 +157,8 @@ mod tests {
 
     #[test]
     fn a_patch_tests_uid_and_version_first() {
-        let target = Target { name: "nginx", uid: "u", version: Some("42") };
-        let with_version = operations(target, [("/status", json!({ "phase": "Init" }))]);
+        let target = PatchTarget { name: "nginx", uid: "u", version: Some("42") };
+        let with_version = patch_operations(target, [("/status", json!({ "phase": "Init" }))]);
         assert_eq!(
             with_version,
             json!([
@@ -160,7 +167,7 @@ mod tests {
                 { "op": "add", "path": "/status", "value": { "phase": "Init" } },
             ])
         );
-        let any_version = operations(Target { version: None, ..target }, [("/spec", json!(1))]);
+        let any_version = patch_operations(PatchTarget { version: None, ..target }, [("/spec", json!(1))]);
         assert_eq!(
             any_version,
             json!([
@@ -174,14 +181,14 @@ mod tests {
     fn an_unserved_kind_is_not_a_missing_object() {
         let failure = |answer: Value| {
             let answer: Status = serde_json::from_value(answer).unwrap();
-            Failure::of(&Error::Api(answer.boxed()))
+            WriteFailure::from_error(&Error::Api(answer.boxed()))
         };
-        assert_eq!(failure(json!({ "code": 404, "message": "404 page not found" })), Failure::Other);
-        assert_eq!(failure(json!({ "code": 404, "details": { "name": "nginx" } })), Failure::NotFound);
-        assert_eq!(failure(json!({ "code": 409 })), Failure::Conflict);
-        assert_eq!(failure(json!({ "code": 422 })), Failure::Invalid);
+        assert_eq!(failure(json!({ "code": 404, "message": "404 page not found" })), WriteFailure::Other);
+        assert_eq!(failure(json!({ "code": 404, "details": { "name": "nginx" } })), WriteFailure::NotFound);
+        assert_eq!(failure(json!({ "code": 409 })), WriteFailure::Conflict);
+        assert_eq!(failure(json!({ "code": 422 })), WriteFailure::Invalid);
         for code in [401, 403, 410, 429, 500] {
-            assert_eq!(failure(json!({ "code": code })), Failure::Other, "{code}");
+            assert_eq!(failure(json!({ "code": code })), WriteFailure::Other, "{code}");
         }
     }
 

@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 use tracing::warn;
 
 use crate::kube_api::cluster::read_with_retry;
-use crate::kube_api::object_write::Failure;
-use crate::kube_api::refusal::explain;
+use crate::kube_api::object_write::WriteFailure;
+use crate::kube_api::refusal::explain_error;
 use crate::kube_api::report_object::report_name;
 use crate::kube_api::stored_job::StoredJob;
 
@@ -45,12 +45,12 @@ impl Recalls {
     }
 
     /// Reads a job and its reports, and retries until it has them. No job if it is gone, or left to KubeEdge.
-    pub(crate) async fn read(
+    pub(crate) async fn read_with_reports(
         &self,
         job: &JobUid,
         name: &str,
     ) -> (Option<JobObject>, Vec<ImagePrePullReport>) {
-        let found = read_with_retry("job", explain::<ImagePrePullJob>, || async {
+        let found = read_with_retry("job", explain_error::<ImagePrePullJob>, || async {
             let _permit = self.permits.acquire().await;
             read_job(&self.client, job, name).await
         });
@@ -96,7 +96,7 @@ impl Recalls {
         index: u32,
     ) -> Option<Result<ImagePrePullReport, ()>> {
         let report = report_name(job, name, index);
-        let found = read_with_retry("report", explain::<ImagePrePullReport>, || async {
+        let found = read_with_retry("report", explain_error::<ImagePrePullReport>, || async {
             let _permit = self.permits.acquire().await;
             get::<ImagePrePullReport>(&self.client, &report).await
         });
@@ -122,7 +122,7 @@ impl Recalls {
 pub(super) async fn read_job(client: &Client, job: &JobUid, name: &str) -> Result<Option<StoredJob>, Error> {
     let Some(text) = get::<ImagePrePullJob>(client, name).await? else { return Ok(None) };
     let value: Value = serde_json::from_str(&text).map_err(Error::SerdeError)?;
-    let found = StoredJob::whole(&value).map_err(Error::SerdeError)?;
+    let found = StoredJob::parse_whole(&value).map_err(Error::SerdeError)?;
     Ok(Some(found).filter(|found| found.uid().as_ref() == Some(&job.0)))
 }
 
@@ -135,7 +135,7 @@ where
     let request = Request::new(url).get(name, &GetParams::default()).map_err(Error::BuildRequest)?;
     match client.request_text(request).await {
         Ok(text) => Ok(Some(text)),
-        Err(error) if matches!(Failure::of(&error), Failure::NotFound) => Ok(None),
+        Err(error) if matches!(WriteFailure::from_error(&error), WriteFailure::NotFound) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -19,14 +19,14 @@ const NAMED_FIELDS: usize = 3;
 
 /// What is wrong, and the remedy, if retrying does not help by itself: the definition of `K` is missing or refuses the
 /// object, or a right to it is missing, or the credentials are not accepted. `None` for every error that may pass.
-pub(crate) fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
+pub(crate) fn explain_error<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
     let Error::Api(answer) = error else { return None };
     if is_unserved(answer) {
         let (kind, group, version) = (K::plural(&()), K::group(&()), K::version(&()));
         return Some(format!(
             "the definition {kind}.{group} is missing, or has no version {version}: \
              kubectl apply -f {}",
-            manifests::<K>()
+            manifests_path::<K>()
         ));
     }
     if answer.code == 401 {
@@ -41,7 +41,7 @@ pub(crate) fn explain<K: Resource<DynamicType = ()>>(error: &Error) -> Option<St
         return Some(format!(
             "the definition {kind}.{group} does not accept what is written ({causes}): it is of another release: \
              kubectl apply -f {}",
-            manifests::<K>()
+            manifests_path::<K>()
         ));
     }
     missing_right(answer).map(|right| {
@@ -61,7 +61,7 @@ fn invalid_fields(answer: &Status) -> Option<String> {
 }
 
 /// Where the definition of a kind is.
-fn manifests<K: Resource<DynamicType = ()>>() -> &'static str {
+fn manifests_path<K: Resource<DynamicType = ()>>() -> &'static str {
     if is_kruise::<K>() { "manifests/kruise/crds.yaml" } else { "manifests/crds" }
 }
 
@@ -87,7 +87,7 @@ fn missing_right(answer: &Status) -> Option<&str> {
 pub(crate) struct FailureLog(Mutex<HashMap<&'static str, (Instant, String)>>);
 
 impl FailureLog {
-    /// Logs one failure. `problem` is the result of [`explain`], `operation` a verb such as `read`.
+    /// Logs one failure. `problem` is the result of [`explain_error`], `operation` a verb such as `read`.
     pub(crate) fn record(
         &self,
         operation: &'static str,
@@ -126,7 +126,7 @@ mod tests {
 
     fn explained(status: serde_json::Value) -> Option<String> {
         let status: Status = serde_json::from_value(status).unwrap();
-        explain::<ImagePrePullReport>(&Error::Api(status.boxed()))
+        explain_error::<ImagePrePullReport>(&Error::Api(status.boxed()))
     }
 
     #[test]

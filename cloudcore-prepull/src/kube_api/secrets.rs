@@ -35,7 +35,7 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_s
 #[derive(Clone)]
 pub(crate) struct Secrets {
     client: Client,
-    recent: Arc<Mutex<HashMap<SecretRef, Slot>>>,
+    recent: Arc<Mutex<HashMap<SecretRef, SecretSlot>>>,
     requests: Arc<Semaphore>,
     log: Arc<FailureLog>,
     requires_consent: bool,
@@ -43,7 +43,7 @@ pub(crate) struct Secrets {
 }
 
 /// One secret: callers that ask while it is read wait for the same answer.
-type Slot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
+type SecretSlot = Arc<Mutex<Option<(Instant, SecretLookup)>>>;
 
 impl Secrets {
     /// Reads secrets with the rights of this client. `requires_consent`: a secret serves only those whom its owner allows.
@@ -89,18 +89,18 @@ impl Secrets {
         {
             return answer.1.clone();
         }
-        let lookup = self.read(secret).await;
+        let lookup = self.read_with_retries(secret).await;
         *answer = Some((Instant::now(), lookup.clone()));
         lookup
     }
 
-    async fn slot(&self, secret: &SecretRef) -> Slot {
+    async fn slot(&self, secret: &SecretRef) -> SecretSlot {
         let mut recent = self.recent.lock().await;
         drop_expired(&mut recent);
         recent.entry(secret.clone()).or_default().clone()
     }
 
-    async fn read(&self, secret: &SecretRef) -> SecretLookup {
+    async fn read_with_retries(&self, secret: &SecretRef) -> SecretLookup {
         let (mut last, mut backoff) = (None, RETRY);
         let read = async {
             loop {
@@ -155,7 +155,7 @@ fn is_fresh((at, lookup): &(Instant, SecretLookup), user: Option<SecretUser<'_>>
 }
 
 /// Keeps what is fresh, and the slots that are being read: those are locked.
-fn drop_expired(recent: &mut HashMap<SecretRef, Slot>) {
+fn drop_expired(recent: &mut HashMap<SecretRef, SecretSlot>) {
     recent.retain(|_, slot| {
         slot.try_lock().map_or(true, |answer| answer.as_ref().is_some_and(|answer| is_fresh(answer, None)))
     });
@@ -181,7 +181,7 @@ mod tests {
     fn expired_secrets_are_dropped_unless_being_read() {
         let old = Instant::now().checked_sub(FOUND_TTL).unwrap();
         let filled = |at| Arc::new(Mutex::new(Some((at, SecretLookup::Missing))));
-        let reading: Slot = Arc::default();
+        let reading: SecretSlot = Arc::default();
         let guard = reading.try_lock();
         let mut recent = HashMap::from([
             (secret("old"), filled(old)),

@@ -21,13 +21,13 @@ use tracing::debug;
 
 use crate::kube_api::events::Events;
 use crate::kube_api::field_manager::post_params;
-use crate::kube_api::object_write::{self, Endpoint, Failure, Target};
+use crate::kube_api::object_write::{self, PatchEndpoint, PatchTarget, WriteFailure};
 use crate::kube_api::recall::read_job;
 use crate::kube_api::report_object::{report_name, report_object};
 
 mod refused;
 
-use refused::Refused;
+use refused::RefusedWrites;
 
 /// The answer to a written report: not the whole of it again.
 const METADATA_ONLY: &str =
@@ -38,20 +38,20 @@ const METADATA_ONLY: &str =
 const WRITES: usize = 16;
 
 /// Of the answers only the metadata is read: the rest was just sent.
-type Jobs = Api<PartialObjectMeta<ImagePrePullJob>>;
+type JobMetadataApi = Api<PartialObjectMeta<ImagePrePullJob>>;
 
 /// Writes jobs and reports. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Writer {
+pub(crate) struct StatusWriter {
     client: Client,
-    refused: Refused,
+    refused: RefusedWrites,
     reports: Arc<Semaphore>,
     /// Its own: what people wait for doesn't queue behind reports.
     statuses: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct WrittenObject {
     pub(crate) outcome: WriteOutcome,
     /// The resourceVersion that the object has by the write.
     pub(crate) stored: Option<String>,
@@ -59,7 +59,7 @@ pub(crate) struct Written {
     pub(crate) edited: Option<JobObject>,
 }
 
-impl Written {
+impl WrittenObject {
     /// Nothing was written, as far as is known.
     pub(crate) fn nothing(outcome: WriteOutcome) -> Self {
         Self { outcome, stored: None, edited: None }
@@ -73,11 +73,11 @@ struct Other {
     edited: Option<JobObject>,
 }
 
-impl Writer {
+impl StatusWriter {
     /// Writes with the rights of this client. A job gets an event if its writes are refused for good.
     pub(crate) fn new(client: Client, events: Events) -> Self {
         let permits = || Arc::new(Semaphore::new(WRITES));
-        Self { client, refused: Refused::new(events), reports: permits(), statuses: permits() }
+        Self { client, refused: RefusedWrites::new(events), reports: permits(), statuses: permits() }
     }
 
     /// Writes an object. If it has another version than `replaces`, because the spec was edited or the answer to the
@@ -88,7 +88,7 @@ impl Writer {
         name: &str,
         replaces: Option<&str>,
         content: &Content,
-    ) -> Written {
+    ) -> WrittenObject {
         let object = content.object();
         // Before the time of the write begins. The semaphore is never closed.
         let _permit = match content {
@@ -103,7 +103,7 @@ impl Writer {
             }
             Err(error) => {
                 self.refused.record(job, name, object, &error);
-                Written::nothing(WriteOutcome::Failed)
+                WrittenObject::nothing(WriteOutcome::Failed)
             }
         }
     }
@@ -114,15 +114,15 @@ impl Writer {
         name: &str,
         replaces: Option<&str>,
         content: &Content,
-    ) -> Result<Written, Error> {
-        let done = |stored, edited| Written { outcome: WriteOutcome::Done, stored, edited };
+    ) -> Result<WrittenObject, Error> {
+        let done = |stored, edited| WrittenObject { outcome: WriteOutcome::Done, stored, edited };
         let error = match self.write_once(job, name, replaces, content).await {
             Ok(stored) => return Ok(done(stored, None)),
             Err(error) => error,
         };
-        match (Failure::of(&error), content) {
-            (Failure::Other, _) => return Err(error),
-            (Failure::NotFound, Content::Status(_)) => {}
+        match (WriteFailure::from_error(&error), content) {
+            (WriteFailure::Other, _) => return Err(error),
+            (WriteFailure::NotFound, Content::Status(_)) => {}
             // The report was deleted, or unknown to this process, or the version has changed.
             _ => {
                 if let Some(Other { version, edited }) = self.reread(job, name, content).await? {
@@ -132,7 +132,7 @@ impl Writer {
             }
         }
         self.forget(job);
-        Ok(Written::nothing(WriteOutcome::Gone))
+        Ok(WrittenObject::nothing(WriteOutcome::Gone))
     }
 
     /// Returns the new version.
@@ -145,9 +145,10 @@ impl Writer {
     ) -> Result<Option<String>, Error> {
         match content {
             Content::Status(status) => {
-                let target = Target { name, uid: &job.0, version: replaces };
+                let target = PatchTarget { name, uid: &job.0, version: replaces };
                 let values = [("/status", json!(status))];
-                let written = object_write::patch(&self.jobs(), target, Endpoint::Status, values).await?;
+                let written =
+                    object_write::patch(&self.jobs(), target, PatchEndpoint::Status, values).await?;
                 Ok(written.resource_version())
             }
             Content::Report(report) => self.write_report(job, name, replaces, report).await,
@@ -210,7 +211,7 @@ impl Writer {
         }
     }
 
-    fn jobs(&self) -> Jobs {
+    fn jobs(&self) -> JobMetadataApi {
         Api::all(self.client.clone())
     }
 

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_engine::prepull::controller::{JobObject, UnreadableJob, lean, rest_of};
+use prepull_engine::prepull::controller::{JobObject, UnreadableJob, drop_unread_fields, rest_of};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -22,17 +22,17 @@ pub(crate) struct StoredJob {
 }
 
 impl<'de> Deserialize<'de> for StoredJob {
-    /// From a list or a watch, which need not be kept [whole](Self::whole): see [`lean`].
+    /// From a list or a watch, which need not be kept [whole](Self::parse_whole): see [`drop_unread_fields`].
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut stored = Self::whole(&Value::deserialize(deserializer)?).map_err(D::Error::custom)?;
-        lean(&mut stored.job, Timestamp::now());
+        let mut stored = Self::parse_whole(&Value::deserialize(deserializer)?).map_err(D::Error::custom)?;
+        drop_unread_fields(&mut stored.job, Timestamp::now());
         Ok(stored)
     }
 }
 
 impl StoredJob {
     /// Reads a job with all that it has.
-    pub(super) fn whole(value: &Value) -> Result<Self, serde_json::Error> {
+    pub(super) fn parse_whole(value: &Value) -> Result<Self, serde_json::Error> {
         let is_kubeedges = kubeedge::has_begun(value);
         let error = match serde_path_to_error::deserialize::<_, ImagePrePullJob>(value) {
             Ok(job) => return Ok(Self { job: Ok(Box::new(job)), is_kubeedges }),

@@ -23,7 +23,7 @@ use prepull_engine::{engine, settings};
 use tokio::sync::mpsc;
 
 use crate::kube_api::events::Events;
-use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::refusal::{FailureLog, explain_error};
 use crate::kube_api::report_object::report_id;
 use crate::kube_api::stored_job::StoredJob;
 
@@ -38,18 +38,18 @@ const WATCH_SECONDS: u32 = 30;
 const JOBS_IN_PAGE: u32 = 50;
 
 /// What every watch of this program begins with.
-pub(crate) fn config() -> watcher::Config {
+pub(crate) fn watcher_config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
 /// Watches all nodes for ever. Of each it keeps only what planning needs.
 pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
-    follow(
+    follow_objects(
         Api::<Node>::all(client),
-        config(),
+        watcher_config(),
         inputs,
         |node| NodeView::from_node(&node),
-        Watched {
+        WatchInputs {
             all: FleetEvent::Nodes,
             one: FleetEvent::Node,
             gone: |node: &NodeView| FleetEvent::NodeGone(node.name.clone()),
@@ -63,12 +63,13 @@ pub(crate) async fn nodes(client: Client, inputs: mpsc::Sender<engine::Input>) {
 /// out, with an event on it.
 pub(crate) async fn jobs(client: Client, events: Events, inputs: mpsc::Sender<engine::Input>) {
     let mut left = LeftJobs { events, noticed: HashSet::new() };
-    let stored = watcher(Api::<StoredJob>::all(client), config().page_size(JOBS_IN_PAGE)).default_backoff();
+    let stored =
+        watcher(Api::<StoredJob>::all(client), watcher_config().page_size(JOBS_IN_PAGE)).default_backoff();
     follow_events::<StoredJob, _, _, _>(
         stored.filter_map(move |event| std::future::ready(left.leave_out(event))),
         inputs,
         |stored| stored.job,
-        Watched {
+        WatchInputs {
             all: Input::Jobs,
             one: Input::Job,
             gone: |job: &JobObject| Input::JobGone(uid_of(job)),
@@ -91,12 +92,12 @@ impl LeftJobs {
     ) -> Option<watcher::Result<Event<StoredJob>>> {
         match event {
             Ok(Event::InitApply(job)) if job.is_kubeedges => {
-                self.notice(&job);
+                self.send_event_once(&job);
                 None
             }
             // It may have been ours to begin a moment ago.
             Ok(Event::Apply(job)) if job.is_kubeedges => {
-                self.notice(&job);
+                self.send_event_once(&job);
                 Some(Ok(Event::Delete(job)))
             }
             Ok(Event::Delete(job)) => {
@@ -107,7 +108,7 @@ impl LeftJobs {
         }
     }
 
-    fn notice(&mut self, job: &StoredJob) {
+    fn send_event_once(&mut self, job: &StoredJob) {
         let uid = uid_of(&job.job);
         if self.noticed.insert(uid.0.clone()) {
             let object = ObjectId { namespace: String::new(), name: job.name_any(), uid };
@@ -132,15 +133,16 @@ fn uid_of(job: &JobObject) -> JobUid {
 pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>) {
     // A list from the API server's cache: what it may lack is written once more in vain, and the store is spared the
     // reading of every report.
-    let events = watcher(Api::<PartialObjectMeta<ImagePrePullReport>>::all(client), config().any_semantic())
-        .default_backoff();
+    let events =
+        watcher(Api::<PartialObjectMeta<ImagePrePullReport>>::all(client), watcher_config().any_semantic())
+            .default_backoff();
     // What is written is this program's own, and known.
     let events = events.filter(|event| std::future::ready(!matches!(event, Ok(Event::Apply(_)))));
     follow_events::<ImagePrePullReport, _, _, _>(
         events,
         inputs,
         |report| report_id(&report.metadata),
-        Watched {
+        WatchInputs {
             all: Input::ReportsListed,
             one: |(job, index)| Input::ReportGone { job, index },
             gone: |(job, index)| Input::ReportGone { job: job.clone(), index: *index },
@@ -152,12 +154,12 @@ pub(crate) async fn reports(client: Client, inputs: mpsc::Sender<engine::Input>)
 
 /// Watches the settings of nodes for ever.
 pub(crate) async fn settings(client: Client, inputs: mpsc::Sender<engine::Input>) {
-    follow(
+    follow_objects(
         Api::<ImagePrePullSettings>::all(client),
-        config(),
+        watcher_config(),
         inputs,
         std::convert::identity,
-        Watched {
+        WatchInputs {
             all: settings::Input::All,
             one: |object| settings::Input::One(Box::new(object)),
             gone: |object: &ImagePrePullSettings| settings::Input::Gone(object.name_any()),
@@ -167,7 +169,7 @@ pub(crate) async fn settings(client: Client, inputs: mpsc::Sender<engine::Input>
     .await;
 }
 
-pub(crate) struct Watched<T, I> {
+pub(crate) struct WatchInputs<T, I> {
     /// For a list of all objects.
     pub(crate) all: fn(Vec<T>) -> I,
     /// For an object that was created or changed.
@@ -178,12 +180,12 @@ pub(crate) struct Watched<T, I> {
 }
 
 /// Watches for ever, or until the receiver is dropped. The configuration may select some of the objects.
-pub(crate) async fn follow<K, T, I>(
+pub(crate) async fn follow_objects<K, T, I>(
     api: Api<K>,
     config: watcher::Config,
     inputs: mpsc::Sender<engine::Input>,
     read: impl Fn(K) -> T,
-    watched: Watched<T, I>,
+    watched: WatchInputs<T, I>,
 ) where
     K: kube::Resource<DynamicType = ()>
         + Clone
@@ -201,7 +203,7 @@ async fn follow_events<K, O, T, I>(
     events: impl Stream<Item = watcher::Result<Event<O>>>,
     inputs: mpsc::Sender<engine::Input>,
     read: impl Fn(O) -> T,
-    watched: Watched<T, I>,
+    watched: WatchInputs<T, I>,
 ) where
     K: kube::Resource<DynamicType = ()>,
     I: Into<engine::Input>,
@@ -239,7 +241,7 @@ async fn follow_events<K, O, T, I>(
 pub(crate) fn lasting_problem<K: kube::Resource<DynamicType = ()>>(error: &watcher::Error) -> Option<String> {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
-            explain::<K>(error)
+            explain_error::<K>(error)
         }
         _ => None,
     }

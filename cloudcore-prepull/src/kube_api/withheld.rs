@@ -20,25 +20,25 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(crate) struct Withheld {
-    waits: Mutex<HashMap<(SecretRef, JobUid), Wait>>,
+    waits: Mutex<HashMap<(SecretRef, JobUid), ConsentWait>>,
     logged: Mutex<HashMap<String, Instant>>,
 }
 
 #[derive(Clone, Debug)]
-struct Wait {
+struct ConsentWait {
     name: String,
     asked: Instant,
 }
 
 impl Withheld {
     /// The job waits until the owners of these secrets have allowed it to use them.
-    pub(crate) fn wait(&self, job: &JobUid, name: &str, secrets: &[SecretRef], now: Instant) {
+    pub(crate) fn add_waits(&self, job: &JobUid, name: &str, secrets: &[SecretRef], now: Instant) {
         let mut waits = self.waits.lock();
         waits.retain(|_, wait| now < wait.asked + FORGOTTEN_AFTER);
         for secret in secrets {
             let key = (secret.clone(), job.clone());
             if waits.len() < WAITS || waits.contains_key(&key) {
-                waits.insert(key, Wait { name: name.to_owned(), asked: now });
+                waits.insert(key, ConsentWait { name: name.to_owned(), asked: now });
             }
         }
     }
@@ -73,7 +73,7 @@ impl Withheld {
         by_secret
     }
 
-    pub(crate) fn end(&self, secret: &SecretRef, job: &JobUid) {
+    pub(crate) fn end_wait(&self, secret: &SecretRef, job: &JobUid) {
         let mut waits = self.waits.lock();
         waits.remove(&(secret.clone(), job.clone()));
     }
@@ -89,12 +89,12 @@ mod tests {
         let secret = |n: usize| SecretRef::new("default", &format!("s{n}")).unwrap();
         let job = JobUid("u".to_owned());
         let all: Vec<_> = (0..WAITS + 10).map(secret).collect();
-        withheld.wait(&job, "a", &all, now);
+        withheld.add_waits(&job, "a", &all, now);
         assert_eq!(withheld.by_secret(now).len(), WAITS);
         let later = now + FORGOTTEN_AFTER / 2;
-        withheld.wait(&job, "a", &all[..1], later);
+        withheld.add_waits(&job, "a", &all[..1], later);
         assert_eq!(withheld.by_secret(now + FORGOTTEN_AFTER).len(), 1, "only what was asked for again");
-        withheld.end(&all[0], &job);
+        withheld.end_wait(&all[0], &job);
         assert!(withheld.by_secret(later).is_empty());
     }
 

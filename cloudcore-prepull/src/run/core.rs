@@ -14,7 +14,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::{CloudMessage, EdgeMessage, truncate_reason};
-use prepull_engine::engine::{Action, Engine, Input, Listed};
+use prepull_engine::engine::{Action, Engine, FirstLists, Input};
 use prepull_engine::fleet::event::FleetEvent;
 use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::fleet::session::SessionEvent;
@@ -37,8 +37,8 @@ use crate::kube_api::leader::Leadership;
 use crate::kube_api::recall::Recalls;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::settings_writer::SettingsWriter;
-use crate::kube_api::status_writer::{Writer, Written};
-use crate::run::http::edges::Ask;
+use crate::kube_api::status_writer::{StatusWriter, WrittenObject};
+use crate::run::http::edges::ControllerQuestion;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
 use crate::run::sites::{self, SiteLog};
@@ -72,10 +72,10 @@ pub(super) struct Core {
     pub(super) engine: Engine,
     /// With `--record`.
     pub(super) recorder: Option<Recorder>,
-    pub(super) kruise_writer: kruise_writer::Writer,
+    pub(super) kruise_writer: kruise_writer::KruiseWriter,
     pub(super) clock: Clock,
     /// Its client is fenced: see [`crate::kube_api::leader::Fence`].
-    pub(super) writer: Writer,
+    pub(super) writer: StatusWriter,
     pub(super) settings_writer: SettingsWriter,
     pub(super) recalls: Recalls,
     pub(super) leadership: Leadership,
@@ -92,7 +92,7 @@ pub(super) struct Core {
     pub(super) traces: Option<Traces>,
     pub(super) inputs: mpsc::Sender<Input>,
     pub(super) needs_pods: watch::Sender<bool>,
-    pub(super) asked: mpsc::Receiver<Ask>,
+    pub(super) asked: mpsc::Receiver<ControllerQuestion>,
     /// Since when this replica serves edges.
     pub(super) known_since: Timestamp,
     pub(super) work: JoinSet<()>,
@@ -102,10 +102,10 @@ pub(super) struct Core {
 
 impl Core {
     /// Carries inputs in and actions out, until so much is listed. Fails where a vital task has ended.
-    pub(super) async fn until(
+    pub(super) async fn run_until(
         &mut self,
         inbox: &mut mpsc::Receiver<Input>,
-        enough: impl Fn(Listed) -> bool,
+        enough: impl Fn(FirstLists) -> bool,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
@@ -126,7 +126,7 @@ impl Core {
                 }
                 // Some milliseconds for 10,000 nodes; each client waits for the answer before its next question.
                 Some(ask) = self.asked.recv() => {
-                    self.answer(ask, now);
+                    self.answer_question(ask, now);
                     continue;
                 }
                 _ = sites_due.tick() => {
@@ -153,10 +153,10 @@ impl Core {
             let needs_pods = self.engine.needs_pods();
             self.needs_pods.send_if_modified(|needed| std::mem::replace(needed, needs_pods) != needs_pods);
             if let Some(recorder) = &mut self.recorder {
-                recorder.flush(&actions, now);
+                recorder.note_flush(&actions, now);
             }
             for action in actions {
-                self.act(action);
+                self.carry_out(action);
             }
             for event in self.engine.take_site_events() {
                 self.metrics.count_site_event(event.kind);
@@ -173,16 +173,16 @@ impl Core {
     pub(super) fn handle(&mut self, input: Input, now: Timestamp) {
         self.metrics.count_input(&input);
         if let Input::Fleet(event) = &input {
-            self.note(event, now);
+            self.note_event(event, now);
         }
         if let Some(recorder) = &mut self.recorder {
-            recorder.input(&input, now);
+            recorder.note_input(&input, now);
         }
         self.engine.handle(input, now);
     }
 
     /// Notes what the tunnel and the log need of an event.
-    fn note(&self, event: &FleetEvent, now: Timestamp) {
+    fn note_event(&self, event: &FleetEvent, now: Timestamp) {
         match event {
             FleetEvent::Nodes(nodes) => {
                 let names: HashSet<_> = nodes.iter().map(|node| &node.name).collect();
@@ -211,14 +211,14 @@ impl Core {
     fn trace(&self, node: &NodeName, result: &TaskResult, arrived: Timestamp) {
         let Some(traces) = &self.traces else { return };
         if let Some(known) = self.engine.task_in_hand(node, &result.task) {
-            traces.take(&EndedTask { node, known, result, arrived });
+            traces.take_task(&EndedTask { node, known, result, arrived });
         }
     }
 
     /// Answers a question. A person who has gone doesn't hear it.
-    fn answer(&self, ask: Ask, now: Timestamp) {
+    fn answer_question(&self, ask: ControllerQuestion, now: Timestamp) {
         match ask {
-            Ask::Edges(query, answer) => {
+            ControllerQuestion::Edges(query, answer) => {
                 let recorded = |node: &NodeName| self.roster.recorded(node);
                 let (nodes, is_edge) = (self.engine.nodes(), |node: &NodeView| self.is_edge(node));
                 let (directory, label) = (self.sessions.directory(), &self.sites.label);
@@ -226,7 +226,7 @@ impl Core {
                 let listed = directory.list(nodes, is_edge, recorded, &query, times, label);
                 let _ = answer.send(listed);
             }
-            Ask::Sites(query, answer) => {
+            ControllerQuestion::Sites(query, answer) => {
                 let items = match &query.site {
                     Some(site) => sites::describe_one(self.engine.site_report(site, now)),
                     None => sites::describe_all(self.engine.site_reports(now)),
@@ -247,7 +247,7 @@ impl Core {
         node.is_edge() || self.kruise_nodes.as_ref().is_some_and(|selector| selector.matches(&node.labels))
     }
 
-    fn act(&mut self, action: Action) {
+    fn carry_out(&mut self, action: Action) {
         // Another replica's term may have begun, and it finds out by itself what is to be done.
         if !self.leadership.is_leader() {
             return;
@@ -286,9 +286,9 @@ impl Core {
                 let (metrics, began) = (self.metrics.clone(), Instant::now());
                 self.work.spawn(async move {
                     // The engine waits for the outcome, and writes nothing more of the object before it.
-                    let written = caught(writer.write(&job, &name, replaces.as_deref(), &content)).await;
-                    let Written { outcome, stored, edited } =
-                        written.unwrap_or_else(|| Written::nothing(WriteOutcome::Failed));
+                    let written = catch_panic(writer.write(&job, &name, replaces.as_deref(), &content)).await;
+                    let WrittenObject { outcome, stored, edited } =
+                        written.unwrap_or_else(|| WrittenObject::nothing(WriteOutcome::Failed));
                     metrics.measure_write(outcome, began.elapsed());
                     let object = content.object();
                     let _ =
@@ -306,7 +306,7 @@ impl Core {
             Action::Recall { job, name } => {
                 let (recalls, inputs) = (self.recalls.clone(), self.inputs.clone());
                 self.work.spawn(async move {
-                    let (object, reports) = recalls.read(&job, &name).await;
+                    let (object, reports) = recalls.read_with_reports(&job, &name).await;
                     let _ = inputs.send(Input::Recalled(job, reports, object).into()).await;
                 });
             }
@@ -348,7 +348,7 @@ fn log_result(sessions: &Sessions, node: &NodeName, result: &TaskResult) {
 }
 
 /// None where it panics; the panic's message and place are printed by the hook.
-pub(super) async fn caught<T>(work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn catch_panic<T>(work: impl Future<Output = T>) -> Option<T> {
     let outcome = AssertUnwindSafe(work).catch_unwind().await;
     outcome.inspect_err(|_| error!("a task panicked")).ok()
 }

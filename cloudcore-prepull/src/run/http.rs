@@ -14,7 +14,7 @@ use hyper::header::AUTHORIZATION;
 use hyper::{HeaderMap, Request, StatusCode};
 use kube::Client;
 use parking_lot::Mutex;
-use prepull_program::http::{self, Answer, TEXT, answer_metrics, answer_request};
+use prepull_program::http::{self, HttpAnswer, TEXT, answer_metrics, answer_request};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::kube_api::leader::Leadership;
 use crate::kube_api::leader_label::LeaderLabel;
 use crate::run::metrics::Metrics;
-use access::Access;
+use access::MetricsAccess;
 pub(crate) use certificate::CertificateFiles;
 
 /// Connections at a time, of probes, collectors, and any other client in the network.
@@ -30,7 +30,7 @@ const CONNECTIONS: usize = 256;
 
 /// The outcome of the check of definitions, rights and KubeEdge, which leader and standby make before they are of use.
 #[derive(Debug, Default)]
-enum Preflight {
+enum PreflightState {
     /// The first check has no outcome yet.
     #[default]
     Pending,
@@ -46,7 +46,7 @@ pub(crate) struct Readiness {
     leadership: Leadership,
     label: LeaderLabel,
     serving: AtomicBool,
-    preflight: Mutex<Preflight>,
+    preflight: Mutex<PreflightState>,
     /// What is not served although it is asked for, and why; the rest is.
     lack: Mutex<Option<String>>,
 }
@@ -69,12 +69,12 @@ impl Readiness {
 
     /// Sets what keeps it from serving, or from taking over, for the answers of /readyz and /availablez.
     pub(crate) fn set_obstacle(&self, obstacle: String) {
-        *self.preflight.lock() = Preflight::Obstructed(obstacle);
+        *self.preflight.lock() = PreflightState::Obstructed(obstacle);
     }
 
     /// Records that nothing is in the way of serving, or of taking over.
     pub(crate) fn pass_preflight(&self) {
-        *self.preflight.lock() = Preflight::Passed;
+        *self.preflight.lock() = PreflightState::Passed;
     }
 
     /// Sets what is not served although it is asked for, for the answer of /readyz.
@@ -107,8 +107,8 @@ impl Readiness {
                 return (StatusCode::OK, format!("ok\n{lack}"));
             }
             None => match &*self.preflight.lock() {
-                Preflight::Obstructed(obstacle) => format!("waiting for the API server: {obstacle}\n"),
-                Preflight::Pending | Preflight::Passed => {
+                PreflightState::Obstructed(obstacle) => format!("waiting for the API server: {obstacle}\n"),
+                PreflightState::Pending | PreflightState::Passed => {
                     "waiting for the API server to list jobs and nodes\n".to_owned()
                 }
             },
@@ -118,14 +118,14 @@ impl Readiness {
 }
 
 /// The answer of /availablez on a standby: whether it could take over from this leader.
-fn standby_answer(leader: &str, preflight: &Preflight) -> (StatusCode, String) {
+fn standby_answer(leader: &str, preflight: &PreflightState) -> (StatusCode, String) {
     match preflight {
-        Preflight::Passed => (StatusCode::OK, format!("standing by: {leader} leads\n")),
-        Preflight::Pending => (
+        PreflightState::Passed => (StatusCode::OK, format!("standing by: {leader} leads\n")),
+        PreflightState::Pending => (
             StatusCode::SERVICE_UNAVAILABLE,
             format!("{leader} leads; whether this replica could take over is being checked\n"),
         ),
-        Preflight::Obstructed(obstacle) => (
+        PreflightState::Obstructed(obstacle) => (
             StatusCode::SERVICE_UNAVAILABLE,
             format!("{leader} leads, and this replica could not take over: {obstacle}\n"),
         ),
@@ -133,7 +133,7 @@ fn standby_answer(leader: &str, preflight: &Preflight) -> (StatusCode, String) {
 }
 
 pub(crate) struct Protection {
-    access: Access,
+    access: MetricsAccess,
     tls: TlsAcceptor,
 }
 
@@ -144,7 +144,7 @@ impl Protection {
         client: Client,
         shutdown: CancellationToken,
     ) -> anyhow::Result<Self> {
-        Ok(Self { access: Access::new(client), tls: certificate::tls(files, shutdown)?.into() })
+        Ok(Self { access: MetricsAccess::new(client), tls: certificate::tls_config(files, shutdown)?.into() })
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) async fn serve(
     protection: Option<Protection>,
     shutdown: CancellationToken,
 ) {
-    let endpoint = Arc::new(Endpoint { metrics, readiness, protection });
+    let endpoint = Arc::new(HealthEndpoint { metrics, readiness, protection });
     let serve_one = |stream| {
         let endpoint = Arc::clone(&endpoint);
         async move { endpoint.serve_one(stream).await }
@@ -164,13 +164,13 @@ pub(crate) async fn serve(
     http::serve_connections(listener, CONNECTIONS, shutdown, serve_one).await;
 }
 
-struct Endpoint {
+struct HealthEndpoint {
     metrics: Arc<Metrics>,
     readiness: Arc<Readiness>,
     protection: Option<Protection>,
 }
 
-impl Endpoint {
+impl HealthEndpoint {
     /// Serves one connection. With protection, probes may come with or without TLS: the kubelet verifies no certificate,
     /// and what it learns is no secret.
     async fn serve_one(&self, stream: TcpStream) {
@@ -196,17 +196,17 @@ impl Endpoint {
         }
     }
 
-    async fn answer_permitted(&self, request: Request<Incoming>, access: &Access) -> Answer {
+    async fn answer_permitted(&self, request: Request<Incoming>, access: &MetricsAccess) -> HttpAnswer {
         let path = request.uri().path();
         if path == access::PATH
-            && let Err(refused) = access.check(request.headers().get(AUTHORIZATION)).await
+            && let Err(refused) = access.check_bearer(request.headers().get(AUTHORIZATION)).await
         {
             return refused;
         }
         self.answer(path, request.headers())
     }
 
-    fn answer(&self, path: &str, headers: &HeaderMap) -> Answer {
+    fn answer(&self, path: &str, headers: &HeaderMap) -> HttpAnswer {
         match path {
             "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
             "/readyz" => {
@@ -244,11 +244,11 @@ mod tests {
 
     #[test]
     fn a_standby_that_could_not_lead_is_unavailable() {
-        let lacks = Preflight::Obstructed("the definition x is missing".to_owned());
+        let lacks = PreflightState::Obstructed("the definition x is missing".to_owned());
         for (preflight, available, said) in [
-            (Preflight::Pending, false, "is being checked"),
+            (PreflightState::Pending, false, "is being checked"),
             (lacks, false, "could not take over: the definition x is missing"),
-            (Preflight::Passed, true, "standing by: "),
+            (PreflightState::Passed, true, "standing by: "),
         ] {
             let (status, text) = standby_answer("pod-a_1", &preflight);
             assert_eq!(status == StatusCode::OK, available, "{preflight:?}");

@@ -6,13 +6,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Client;
 use prepull_engine::kruise::jobs;
-use prepull_engine::kruise::node_images::{self, Written};
+use prepull_engine::kruise::node_images::{self, WrittenNodeImage};
 use prepull_engine::kruise::{Action, Input};
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, error, info, info_span};
 
-use super::core::{Core, caught};
+use super::core::{Core, catch_panic};
 use crate::commands::args::RunArgs;
 use crate::edges::dispatch::dispatch_node_image_task;
 use crate::kube_api::{kruise_owner, kruise_watch};
@@ -39,7 +39,7 @@ impl KruiseGate {
     ) -> Self {
         let has_opened = CancellationToken::new();
         let refusal = if args.enable_kruise_api {
-            shutdown.run_until_cancelled(Box::pin(refusal(client, readiness))).await
+            shutdown.run_until_cancelled(Box::pin(find_refusal(client, readiness))).await
         } else {
             return Self { is_open: false, has_opened };
         };
@@ -52,7 +52,7 @@ impl KruiseGate {
                 let mut last = refusal;
                 loop {
                     tokio::time::sleep(RECHECK).await;
-                    match self::refusal(&client, &readiness).await {
+                    match self::find_refusal(&client, &readiness).await {
                         Some(refusal) if refusal == last => {}
                         Some(refusal) => {
                             log_refusal(&refusal);
@@ -81,9 +81,11 @@ impl KruiseGate {
 }
 
 /// Why Kruise's API cannot be served, if so.
-async fn refusal(client: &Client, readiness: &Readiness) -> Option<String> {
-    let refusal =
-        kruise_owner::check(client, Timestamp::now()).await.err().map(|refusal| refusal.to_string());
+async fn find_refusal(client: &Client, readiness: &Readiness) -> Option<String> {
+    let refusal = kruise_owner::check_ownership(client, Timestamp::now())
+        .await
+        .err()
+        .map(|refusal| refusal.to_string());
     readiness.set_lack(refusal.as_ref().map(|refusal| format!("OpenKruise's API is not served: {refusal}")));
     refusal
 }
@@ -123,7 +125,7 @@ impl Core {
                 let work = async move {
                     let (node, task) = (dispatch.node.clone(), dispatch.task.id.clone());
                     let dispatched =
-                        caught(dispatch_node_image_task(*dispatch, &secrets, &sessions, share)).await;
+                        catch_panic(dispatch_node_image_task(*dispatch, &secrets, &sessions, share)).await;
                     let (outcome, keys) = dispatched.unwrap_or((DispatchOutcome::Offline, None));
                     if sessions.may_log(&node) {
                         info!(?outcome, "dispatched");
@@ -136,8 +138,9 @@ impl Core {
             Action::NodeImage(node, write) => {
                 let writer = self.kruise_writer.clone();
                 self.work.spawn(async move {
-                    let written =
-                        caught(writer.write_node_image(&node, write)).await.unwrap_or(Written::Failed);
+                    let written = catch_panic(writer.write_node_image(&node, write))
+                        .await
+                        .unwrap_or(WrittenNodeImage::Failed);
                     let _ = inputs.send(Input::Node(node_images::Input::Written(node, written)).into()).await;
                 });
             }
@@ -145,7 +148,7 @@ impl Core {
                 let writer = self.kruise_writer.clone();
                 self.work.spawn(async move {
                     let target = write.target();
-                    let outcome = caught(writer.write_job(write)).await.unwrap_or(WriteOutcome::Failed);
+                    let outcome = catch_panic(writer.write_job(write)).await.unwrap_or(WriteOutcome::Failed);
                     let _ = inputs.send(Input::Job(jobs::Input::Written { target, outcome }).into()).await;
                 });
             }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span};
 
 use super::core::Core;
-use super::rotation::{RotationKeeper, Source};
+use super::rotation::{CaSource, RotationKeeper};
 use crate::commands::args::RunArgs;
 use crate::edges::PortTerms;
 use crate::edges::enroll;
@@ -48,15 +48,15 @@ pub(super) async fn start(
     let (cas, source) = if let (Some(cas), Some(certificates), Some(key)) =
         (read_ca_files(args)?, &args.ca_cert, &args.ca_key)
     {
-        (cas, Source::Files { certificates: certificates.clone(), key: key.clone() })
+        (cas, CaSource::Files { certificates: certificates.clone(), key: key.clone() })
     } else {
         let store = |client: &Client| Box::new(CaStore::new(client.clone(), namespace));
         let stored = store(&client).load_or_create().await.with_context(|| {
             format!("read or create the CA, the Secret prepull-ca in the namespace {namespace}")
         })?;
-        (stored.rotation.set, Source::Secret { read: store(&client), write: store(&writes) })
+        (stored.rotation.set, CaSource::Secret { read: store(&client), write: store(&writes) })
     };
-    let clusters_cas = cluster::authorities(args.cluster.kubeconfig.as_deref()).await?;
+    let clusters_cas = cluster::api_server_cas(args.cluster.kubeconfig.as_deref()).await?;
     cas.check_not_of(&clusters_cas)?;
     let identity = ServerIdentity::new(cas, &args.advertise).context("issue the server's certificate")?;
     tokio::spawn(
@@ -77,12 +77,10 @@ pub(super) async fn start(
         old_life: args.edge_cert_ttl + args.renew_grace,
         log: FailureLog::default(),
     };
-    let (begun, published) = keeper.begin().await;
-    tokio::spawn(
-        shutdown
-            .clone()
-            .run_until_cancelled_owned(vital.guard("the rotation of the CA", keeper.keep(begun, published))),
-    );
+    let (begun, published) = keeper.publish_first().await;
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(
+        vital.guard("the rotation of the CA", keeper.keep_looking(begun, published)),
+    ));
 
     let tunnel = listener::bind(args.tunnel_listen)
         .with_context(|| format!("listen on --tunnel-listen {}", args.tunnel_listen))?;
@@ -93,12 +91,12 @@ pub(super) async fn start(
     info!(address = %tunnel_address, "tunnel listens");
     info!(address = %enroll_address, "enrolment listens");
 
-    let settings = enroll::Settings {
+    let settings = enroll::EnrollSettings {
         certificate_ttl: args.edge_cert_ttl,
         accept_system_nodes: args.accept_system_nodes,
         renew_grace: args.renew_grace,
     };
-    let (tokens, watch) = Tokens::watched(client, namespace);
+    let (tokens, watch) = Tokens::with_watch(client, namespace);
     let watch = shutdown.clone().run_until_cancelled_owned(watch);
     tokio::spawn(
         vital.guard("the watch of join tokens", watch).instrument(info_span!("watch", kind = "Secret")),
@@ -117,10 +115,10 @@ pub(super) async fn start(
         }
     };
     tokio::spawn(vital.guard("the forwarding of the sessions' events", forwarding));
-    let settings = tunnel::Settings {
+    let settings = tunnel::ListenerSettings {
         heartbeat: args.heartbeat,
         accept_system_nodes: args.accept_system_nodes,
-        ..tunnel::Settings::default()
+        ..tunnel::ListenerSettings::default()
     };
     let serving = listener::serve(tunnel, terms, core.sessions.clone(), events, settings);
     listeners.spawn(vital.guard("the tunnel's listener", serving).instrument(info_span!("tunnel")));

@@ -12,7 +12,7 @@ use prepull_api::wire::EdgeMessage;
 use prepull_engine::engine::Input;
 use prepull_engine::fleet::event::FleetEvent;
 use prepull_engine::fleet::session::SessionEvent;
-use prepull_engine::kruise::node_images::Written;
+use prepull_engine::kruise::node_images::WrittenNodeImage;
 use prepull_engine::kruise::{self, jobs, node_images};
 use prepull_engine::prepull::controller;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
@@ -49,7 +49,7 @@ struct CodeLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
+struct RefusedDeltaLabel {
     reason: &'static str,
 }
 
@@ -97,7 +97,7 @@ prepull_program::metrics! {
         /// Compressed bytes of images that edge nodes have pulled, by who has downloaded, or delta if it was rebuilt
         pulled_image_bytes: Family<ByLabel, Counter>,
         /// Images that came by layers although their registry has deltas to them, by the reason
-        refused_deltas: Family<ReasonLabel, Counter>,
+        refused_deltas: Family<RefusedDeltaLabel, Counter>,
         /// Nodes of the jobs that run, by phase; of at most 100 jobs
         job_nodes: Family<JobPhaseLabel, Gauge>,
         /// Seconds that a write of a job status or of a report took, by outcome
@@ -125,7 +125,7 @@ prepull_program::metrics! {
 /// The phases of a node, in the order in which they are counted.
 const NODE_PHASES: [&str; 5] = ["Pending", "InProgress", "Successful", "Failure", "Unknown"];
 
-fn written(outcome: WriteOutcome) -> &'static str {
+fn outcome_label(outcome: WriteOutcome) -> &'static str {
     match outcome {
         WriteOutcome::Done => "done",
         WriteOutcome::Gone => "gone",
@@ -175,18 +175,18 @@ impl Metrics {
                 self.count_dispatch(outcome);
             }
             Input::Prepull(controller::Input::Written { outcome, .. }) => {
-                let outcome = written(*outcome);
+                let outcome = outcome_label(*outcome);
                 self.counted.status_writes.get_or_create(&OutcomeLabel { outcome }).inc();
             }
             Input::Kruise(kruise::Input::Node(node_images::Input::Written(_, written))) => {
                 self.count_kruise_write(match written {
-                    Written::Done(_) => "done",
-                    Written::Refused(_) => "conflict",
-                    Written::Failed => "failed",
+                    WrittenNodeImage::Done(_) => "done",
+                    WrittenNodeImage::Refused(_) => "conflict",
+                    WrittenNodeImage::Failed => "failed",
                 });
             }
             Input::Kruise(kruise::Input::Job(jobs::Input::Written { outcome, .. })) => {
-                self.count_kruise_write(written(*outcome));
+                self.count_kruise_write(outcome_label(*outcome));
             }
             _ => {}
         }
@@ -234,7 +234,10 @@ impl Metrics {
                     .for_each(|(by, bytes)| count(by, bytes));
             }
             if let Some(reason) = image.facts.no_delta {
-                self.counted.refused_deltas.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
+                self.counted
+                    .refused_deltas
+                    .get_or_create(&RefusedDeltaLabel { reason: reason.as_str() })
+                    .inc();
             }
             if let Some(took) = image.took {
                 self.counted.image_duration_seconds.get_or_create(&outcome).observe(took.as_secs_f64());
@@ -249,7 +252,7 @@ impl Metrics {
 
     /// Sets the gauges and counters of sites: the most active of them come first.
     pub(super) fn set_sites(&self, reports: &[SiteReport], bytes: usize, limit: usize) {
-        self.sites.set(reports);
+        self.sites.set_reports(reports);
         self.sites.set_memory(bytes, limit);
     }
 
@@ -260,7 +263,7 @@ impl Metrics {
 
     /// Measures a write of a status or of a report.
     pub(super) fn measure_write(&self, outcome: WriteOutcome, took: Duration) {
-        let outcome = written(outcome);
+        let outcome = outcome_label(outcome);
         let durations = &self.counted.status_write_duration_seconds;
         durations.get_or_create(&OutcomeLabel { outcome }).observe(took.as_secs_f64());
     }

@@ -21,7 +21,7 @@ use prepull_program::errors::with_causes;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::refusal::{FailureLog, explain_error};
 use crate::kube_api::{definitions, kubeedge};
 use crate::run::http::Readiness;
 
@@ -80,7 +80,8 @@ impl Preflight {
     pub(super) async fn stop_on_older_definitions(&self, part: CancellationToken) {
         loop {
             tokio::time::sleep(DEFINITIONS_PERIOD).await;
-            let Some(Problem { text, lasts: true }) = find_older_definitions(&self.client).await else {
+            let Some(PreflightProblem { text, lasts: true }) = find_older_definitions(&self.client).await
+            else {
                 continue;
             };
             error!(
@@ -131,7 +132,7 @@ impl Preflight {
 }
 
 /// All problems that last, so that they can be solved together; of those that may pass, the first one.
-async fn find_problems(client: &Client, namespace: &str) -> Vec<Problem> {
+async fn find_problems(client: &Client, namespace: &str) -> Vec<PreflightProblem> {
     let mut problems = Vec::new();
     let checks = [
         check_kind::<ImagePrePullJob>(Api::all(client.clone())).boxed(),
@@ -142,7 +143,7 @@ async fn find_problems(client: &Client, namespace: &str) -> Vec<Problem> {
     for check in checks {
         let Err(problem) = check.await else { continue };
         let may_pass = !problem.lasts;
-        if !problems.iter().any(|known: &Problem| known.text == problem.text) {
+        if !problems.iter().any(|known: &PreflightProblem| known.text == problem.text) {
             problems.push(problem);
         }
         if may_pass {
@@ -153,13 +154,13 @@ async fn find_problems(client: &Client, namespace: &str) -> Vec<Problem> {
 }
 
 /// Whether KubeEdge serves our kind.
-async fn find_kubeedge(client: &Client) -> Option<Problem> {
+async fn find_kubeedge(client: &Client) -> Option<PreflightProblem> {
     let unknown = "it cannot be found out whether KubeEdge serves jobs";
     find_obstacle(unknown, kubeedge::find_obstacle(client)).await
 }
 
 /// Whether a definition lacks what this program writes or reads.
-async fn find_older_definitions(client: &Client) -> Option<Problem> {
+async fn find_older_definitions(client: &Client) -> Option<PreflightProblem> {
     find_obstacle("the definitions cannot be read", definitions::find_obstacle(client)).await
 }
 
@@ -167,22 +168,22 @@ async fn find_older_definitions(client: &Client) -> Option<Problem> {
 async fn find_obstacle(
     unknown: &str,
     look: impl Future<Output = Result<Option<String>, kube::Error>>,
-) -> Option<Problem> {
+) -> Option<PreflightProblem> {
     let why = match tokio::time::timeout(ANSWER_LIMIT, look).await {
-        Ok(Ok(obstacle)) => return obstacle.map(|text| Problem { text, lasts: true }),
+        Ok(Ok(obstacle)) => return obstacle.map(|text| PreflightProblem { text, lasts: true }),
         Ok(Err(error)) => with_causes(&error),
         Err(_) => format!("no answer within {ANSWER_LIMIT:?}"),
     };
-    Some(Problem { text: format!("{unknown}: {why}"), lasts: false })
+    Some(PreflightProblem { text: format!("{unknown}: {why}"), lasts: false })
 }
 
-struct Problem {
+struct PreflightProblem {
     text: String,
     /// Whether it lasts until an operator acts.
     lasts: bool,
 }
 
-async fn check_kind<K>(api: Api<K>) -> Result<(), Problem>
+async fn check_kind<K>(api: Api<K>) -> Result<(), PreflightProblem>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
@@ -190,13 +191,16 @@ where
     let kind = K::plural(&());
     match tokio::time::timeout(ANSWER_LIMIT, api.list_metadata(&one)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(match explain::<K>(&error) {
-            Some(text) => Problem { text, lasts: true },
-            None => {
-                Problem { text: format!("{kind} cannot be listed: {}", with_causes(&error)), lasts: false }
-            }
+        Ok(Err(error)) => Err(match explain_error::<K>(&error) {
+            Some(text) => PreflightProblem { text, lasts: true },
+            None => PreflightProblem {
+                text: format!("{kind} cannot be listed: {}", with_causes(&error)),
+                lasts: false,
+            },
         }),
-        Err(_) => Err(Problem { text: format!("{kind}: no answer within {ANSWER_LIMIT:?}"), lasts: false }),
+        Err(_) => {
+            Err(PreflightProblem { text: format!("{kind}: no answer within {ANSWER_LIMIT:?}"), lasts: false })
+        }
     }
 }
 
@@ -205,7 +209,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::kube_api::fake_api::answering;
+    use crate::kube_api::fake_api::client_answering;
     use crate::kube_api::leader::Leadership;
     use crate::kube_api::leader_label::LeaderLabel;
 
@@ -214,7 +218,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_standby_checks_ever_less_often() {
-        let (client, requests) = answering(|_| {
+        let (client, requests) = client_answering(|_| {
             json!({
                 "kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403,
                 "message": "User \"u\" cannot list resource \"r\" in API group \"g\" at the cluster scope",

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use jiff::Timestamp;
 use prepull_engine::engine::{Action, Input};
-use prepull_engine::recording::{Entry, count};
+use prepull_engine::recording::{RecordingEntry, count_actions};
 use prepull_engine::sites::SiteSettings;
 use tracing::{error, info};
 
@@ -90,27 +90,27 @@ impl Recorder {
         // A process that was killed may have left half a line.
         recorder.push(b"\n".to_vec());
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        recorder.record(&Entry::Begin { version, kruise_node_selector, sites });
+        recorder.queue_entry(&RecordingEntry::Begin { version, kruise_node_selector, sites });
         Ok(recorder)
     }
 
     /// The engine takes this in.
-    pub(super) fn input(&mut self, input: &Input, at: Timestamp) {
-        self.record(&Entry::Input { at: at.to_string(), input });
+    pub(super) fn note_input(&mut self, input: &Input, at: Timestamp) {
+        self.queue_entry(&RecordingEntry::Input { at: at.to_string(), input });
     }
 
     /// The engine was asked what is to be done, and answered this.
-    pub(super) fn flush(&mut self, actions: &[Action], at: Timestamp) {
-        self.record(&Entry::Flush { at: at.to_string(), actions: count(actions) });
+    pub(super) fn note_flush(&mut self, actions: &[Action], at: Timestamp) {
+        self.queue_entry(&RecordingEntry::Flush { at: at.to_string(), actions: count_actions(actions) });
     }
 
-    fn record(&mut self, entry: &Entry<&Input>) {
+    fn queue_entry(&mut self, entry: &RecordingEntry<&Input>) {
         if self.lines.is_none() {
             return;
         }
         match entry.to_line() {
             Ok(line) => self.push(line),
-            Err(error) => self.end(&format!("an input cannot be written as JSON: {error}")),
+            Err(error) => self.give_up(&format!("an input cannot be written as JSON: {error}")),
         }
     }
 
@@ -118,22 +118,22 @@ impl Recorder {
         let Some(lines) = &self.lines else { return };
         self.bytes += line.len() as u64;
         if self.bytes > MAX_BYTES {
-            return self.end("the file has reached 1 GiB: move it away");
+            return self.give_up("the file has reached 1 GiB: move it away");
         }
         let size = line.len();
         let waiting = self.waiting.fetch_add(size, Ordering::Relaxed);
         if waiting > 0 && waiting + size > WAITING_BYTES {
-            return self.end("the disk is too slow");
+            return self.give_up("the disk is too slow");
         }
         match lines.try_send(line) {
             Ok(()) => {}
-            Err(TrySendError::Full(_)) => self.end("the disk is too slow"),
+            Err(TrySendError::Full(_)) => self.give_up("the disk is too slow"),
             // The thread has said why.
             Err(TrySendError::Disconnected(_)) => self.lines = None,
         }
     }
 
-    fn end(&mut self, reason: &str) {
+    fn give_up(&mut self, reason: &str) {
         self.lines = None;
         report_end(&self.path, reason);
     }
@@ -188,8 +188,8 @@ mod tests {
         let file = dir.path().join("engine.recording");
         for _ in 0..2 {
             let mut recorder = record(&file, Some("a=b"));
-            recorder.input(&FleetEvent::Nodes(Vec::new()).into(), Timestamp::UNIX_EPOCH);
-            recorder.flush(&[], Timestamp::UNIX_EPOCH);
+            recorder.note_input(&FleetEvent::Nodes(Vec::new()).into(), Timestamp::UNIX_EPOCH);
+            recorder.note_flush(&[], Timestamp::UNIX_EPOCH);
         }
         let replayed = replay(BufReader::new(File::open(&file).unwrap()), |_, _| {}).unwrap();
         assert_eq!((replayed.leaders, replayed.inputs), (2, 2));
@@ -203,7 +203,7 @@ mod tests {
         let mut recorder = record(&file, None);
         recorder.bytes = MAX_BYTES;
         for _ in 0..2 {
-            recorder.input(&Input::Tick, Timestamp::UNIX_EPOCH);
+            recorder.note_input(&Input::Tick, Timestamp::UNIX_EPOCH);
         }
         drop(recorder);
         let replayed = replay(BufReader::new(File::open(&file).unwrap()), |_, _| {}).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         let mut recorder = record(&file, None);
         // The disk hangs: these bytes wait and do not go away.
         recorder.waiting.fetch_add(WAITING_BYTES, Ordering::Relaxed);
-        recorder.input(&Input::Tick, Timestamp::UNIX_EPOCH);
+        recorder.note_input(&Input::Tick, Timestamp::UNIX_EPOCH);
         assert!(recorder.lines.is_none());
     }
 }

@@ -13,12 +13,12 @@ use tracing::{error, info};
 
 use crate::edges::EdgeMetrics;
 use crate::edges::pki::CaCensus;
-use crate::edges::pki::published::{Progress, Published, rfc3339};
-use crate::edges::pki::rotation::{Due, Rotation, Step};
-use crate::edges::pki::store::{CaStore, Stored};
+use crate::edges::pki::published::{Published, RotationProgress, rfc3339};
+use crate::edges::pki::rotation::{Due, Rotation, RotationStep};
+use crate::edges::pki::store::{CaStore, StoredCa};
 use crate::edges::pki::{CaSet, PkiError, ServerIdentity};
 use crate::edges::tunnel::Sessions;
-use crate::kube_api::refusal::{FailureLog, explain};
+use crate::kube_api::refusal::{FailureLog, explain_error};
 
 /// The time between two looks at the Secret or the files: one small read each. The operator who rotates waits for it.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ const CHECK_PUBLISHED: Duration = Duration::from_secs(30);
 /// The time between two writes of the ConfigMap for numbers alone.
 const PUBLISH_NUMBERS: Duration = Duration::from_secs(5);
 
-pub(super) enum Source {
+pub(super) enum CaSource {
     /// The Secret: read by the one client, written by the leader's.
     Secret {
         read: Box<CaStore>,
@@ -40,7 +40,7 @@ pub(super) enum Source {
 }
 
 pub(super) struct RotationKeeper {
-    pub(super) source: Source,
+    pub(super) source: CaSource,
     pub(super) clusters_cas: Vec<CertificateDer<'static>>,
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) sessions: Sessions,
@@ -57,25 +57,25 @@ pub(super) type LastPublished = Option<(Published, Instant)>;
 impl RotationKeeper {
     /// Publishes the CAs before edges are served: a script may wait for the ports and then make a token at once.
     /// Returns when the leader began to serve, and what was published.
-    pub(super) async fn begin(&self) -> (Instant, LastPublished) {
+    pub(super) async fn publish_first(&self) -> (Instant, LastPublished) {
         let mut last = None;
-        self.look(Duration::ZERO, &mut last).await;
+        self.look_once(Duration::ZERO, &mut last).await;
         (Instant::now(), last)
     }
 
     /// Looks again and again, for as long as the process runs.
-    pub(super) async fn keep(self, begun: Instant, mut last: LastPublished) {
+    pub(super) async fn keep_looking(self, begun: Instant, mut last: LastPublished) {
         loop {
             tokio::time::sleep(PERIOD).await;
-            self.look(begun.elapsed(), &mut last).await;
+            self.look_once(begun.elapsed(), &mut last).await;
         }
     }
 
-    async fn look(&self, served: Duration, last: &mut LastPublished) {
+    async fn look_once(&self, served: Duration, last: &mut LastPublished) {
         let census = self.sessions.ca_census(&self.identity.cas());
         self.metrics.set_outdated(&census);
         let progress = match &self.source {
-            Source::Files { certificates, key } => {
+            CaSource::Files { certificates, key } => {
                 match CaSet::from_files(certificates, key) {
                     Ok(cas) => self.adopt(cas),
                     // Between the replacement of the one file and that of the other one.
@@ -83,25 +83,27 @@ impl RotationKeeper {
                 }
                 None
             }
-            Source::Secret { read, write } => match self.follow(read, write, &census, served).await {
-                Ok(progress) => progress,
-                Err(error) => {
-                    self.report("read or write", &error);
-                    return;
+            CaSource::Secret { read, write } => {
+                match self.follow_secret(read, write, &census, served).await {
+                    Ok(progress) => progress,
+                    Err(error) => {
+                        self.report("read or write", &error);
+                        return;
+                    }
                 }
-            },
+            }
         };
         self.publish(Published { bundle: self.identity.cas().bundle(), progress }, last).await;
     }
 
     /// Takes up the Secret, and makes the step that is due.
-    async fn follow(
+    async fn follow_secret(
         &self,
         read: &CaStore,
         write: &CaStore,
         census: &CaCensus,
         served: Duration,
-    ) -> Result<Option<Progress>, PkiError> {
+    ) -> Result<Option<RotationProgress>, PkiError> {
         let Some(mut stored) = read.read().await? else {
             // The Secret was deleted. Keep the CAs that are in use; the next leader would make another one.
             let text =
@@ -114,29 +116,30 @@ impl RotationKeeper {
         let now = SystemTime::now();
         // Only if this process already serves with these CAs, so that the edges know them.
         let is_served = self.identity.cas().is_same(&stored.rotation.set);
-        let due = stored.rotation.due(census, served, self.old_life, now).filter(|_| is_served);
+        let due = stored.rotation.due_step(census, served, self.old_life, now).filter(|_| is_served);
         if let Some(due) = due {
             stored = self.step(write, stored, due, now).await?;
         }
         let Rotation { step, since, .. } = stored.rotation;
         self.adopt(stored.rotation.set);
-        let retired_after = since.filter(|_| step == Step::Signing).map(|since| since + self.old_life);
-        Ok(Some(Progress {
+        let retired_after =
+            since.filter(|_| step == RotationStep::Signing).map(|since| since + self.old_life);
+        Ok(Some(RotationProgress {
             step,
             since: since.map(rfc3339),
             retired_after: retired_after.map(rfc3339),
             // By the CAs that are in use now.
-            edges: (step != Step::Settled).then(|| self.sessions.ca_census(&self.identity.cas())),
+            edges: (step != RotationStep::Settled).then(|| self.sessions.ca_census(&self.identity.cas())),
         }))
     }
 
     async fn step(
         &self,
         write: &CaStore,
-        stored: Stored,
+        stored: StoredCa,
         due: Due,
         now: SystemTime,
-    ) -> Result<Stored, PkiError> {
+    ) -> Result<StoredCa, PkiError> {
         let (data, text) = match due {
             Due::Activate => (stored.rotation.activate(now), "the new CA signs from now on"),
             Due::Retire => (stored.rotation.retire(now).ok(), "the old CA is not trusted any more"),
@@ -178,7 +181,7 @@ impl RotationKeeper {
             Ok(()) => *last = Some((published, Instant::now())),
             Err(error) => {
                 let object = ConfigMap::kind(&());
-                self.log.record("publish", &object, explain::<ConfigMap>(&error).as_deref(), &error);
+                self.log.record("publish", &object, explain_error::<ConfigMap>(&error).as_deref(), &error);
             }
         }
     }
@@ -192,7 +195,7 @@ impl RotationKeeper {
                 }
             }
             PkiError::Secret { source, .. } => {
-                self.log.record(operation, "the CA", explain::<Secret>(source).as_deref(), error);
+                self.log.record(operation, "the CA", explain_error::<Secret>(source).as_deref(), error);
             }
             _ => self.log.record(operation, "the CA", None, error),
         }

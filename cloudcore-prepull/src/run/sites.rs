@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::edges::sites::{Site, SiteDownload};
+use prepull_api::edges::sites::{SiteActivity, SiteDownload};
 use prepull_engine::prepull::plan::may_kubelet_set;
 use prepull_engine::shared::pacing::TokenBucket;
 use prepull_engine::sites::{SiteEvent, SiteEventKind, SiteReport, SiteSettings};
@@ -92,16 +92,16 @@ impl SiteLog {
 }
 
 /// Sites without their downloads.
-pub(super) fn describe_all(reports: Vec<SiteReport>) -> Vec<Site> {
-    reports.into_iter().map(|report| describe(report, false)).collect()
+pub(super) fn describe_all(reports: Vec<SiteReport>) -> Vec<SiteActivity> {
+    reports.into_iter().map(|report| describe_site(report, false)).collect()
 }
 
 /// A site with its downloads.
-pub(super) fn describe_one(report: Option<SiteReport>) -> Vec<Site> {
-    report.into_iter().map(|report| describe(report, true)).collect()
+pub(super) fn describe_one(report: Option<SiteReport>) -> Vec<SiteActivity> {
+    report.into_iter().map(|report| describe_site(report, true)).collect()
 }
 
-fn describe(report: SiteReport, with_downloads: bool) -> Site {
+fn describe_site(report: SiteReport, with_downloads: bool) -> SiteActivity {
     let SiteReport { site: name, nodes, blobs, waiting, carriers, counters } = report;
     let rates = carriers.iter().map(|carrier| carrier.bytes_per_second);
     let uplink_bytes_per_second = rates.fold(0, u64::saturating_add);
@@ -115,7 +115,7 @@ fn describe(report: SiteReport, with_downloads: bool) -> Site {
         bytes_per_second: carrier.bytes_per_second,
         alone: Some(carrier.alone.to_owned()).filter(|why| !why.is_empty()),
     });
-    Site {
+    SiteActivity {
         name,
         nodes,
         layers: blobs,

@@ -50,15 +50,15 @@ pub(super) struct EndedTask<'a> {
 }
 
 /// A trace that waits, and its bytes.
-type Waiting = (Vec<SpanData>, usize);
+type WaitingTrace = (Vec<SpanData>, usize);
 
 /// The bytes of the traces that have not been sent.
 #[derive(Debug, Default)]
-struct Bytes(AtomicUsize);
+struct WaitingBytes(AtomicUsize);
 
-impl Bytes {
+impl WaitingBytes {
     /// Takes room for a trace, unless there is none. One trace may always wait.
-    fn take(&self, bytes: usize) -> bool {
+    fn take_room(&self, bytes: usize) -> bool {
         let with = |taken: usize| Some(taken + bytes).filter(|all| taken == 0 || *all <= WAITING_BYTES);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with).is_ok()
     }
@@ -82,8 +82,8 @@ fn bytes_of(spans: &[SpanData]) -> usize {
 
 #[derive(Debug)]
 pub(super) struct Traces {
-    queue: mpsc::Sender<Waiting>,
-    bytes: Arc<Bytes>,
+    queue: mpsc::Sender<WaitingTrace>,
+    bytes: Arc<WaitingBytes>,
     metrics: Arc<Metrics>,
 }
 
@@ -97,21 +97,21 @@ impl Traces {
         let mut exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(endpoint.client(LIMIT)?)
-            .with_endpoint(endpoint.traces())
+            .with_endpoint(endpoint.traces_url())
             .with_timeout(LIMIT)
             .build()?;
         exporter.set_resource(&Resource::builder().with_service_name("cloudcore-prepull").build());
-        let bytes = Arc::<Bytes>::default();
-        tokio::spawn(send(exporter, waiting, Arc::clone(&bytes), Arc::clone(&metrics)));
+        let bytes = Arc::<WaitingBytes>::default();
+        tokio::spawn(send_traces(exporter, waiting, Arc::clone(&bytes), Arc::clone(&metrics)));
         Ok(Self { queue, bytes, metrics })
     }
 
     /// Takes a task that has ended. Never waits.
-    pub(super) fn take(&self, ended: &EndedTask<'_>) {
+    pub(super) fn take_task(&self, ended: &EndedTask<'_>) {
         if let Ok(place) = self.queue.try_reserve() {
-            let spans = spans::of(ended);
+            let spans = spans::task_spans(ended);
             let bytes = bytes_of(&spans);
-            if self.bytes.take(bytes) {
+            if self.bytes.take_room(bytes) {
                 return place.send((spans, bytes));
             }
         }
@@ -119,10 +119,10 @@ impl Traces {
     }
 }
 
-async fn send(
+async fn send_traces(
     exporter: SpanExporter,
-    mut waiting: mpsc::Receiver<Waiting>,
-    bytes: Arc<Bytes>,
+    mut waiting: mpsc::Receiver<WaitingTrace>,
+    bytes: Arc<WaitingBytes>,
     metrics: Arc<Metrics>,
 ) {
     let failures = FailureLog::default();
@@ -162,10 +162,10 @@ mod tests {
 
     #[test]
     fn waiting_traces_are_bounded_in_bytes() {
-        let bytes = Bytes::default();
-        assert!(bytes.take(2 * WAITING_BYTES), "one may always wait");
-        assert!(!bytes.take(1));
+        let bytes = WaitingBytes::default();
+        assert!(bytes.take_room(2 * WAITING_BYTES), "one may always wait");
+        assert!(!bytes.take_room(1));
         bytes.give_back(2 * WAITING_BYTES);
-        assert!(bytes.take(WAITING_BYTES - 1) && bytes.take(1) && !bytes.take(1));
+        assert!(bytes.take_room(WAITING_BYTES - 1) && bytes.take_room(1) && !bytes.take_room(1));
     }
 }

@@ -13,7 +13,7 @@ pub(super) struct Vital(Arc<watch::Sender<Option<&'static str>>>);
 /// A vital task has ended. The process is of no use any more; another replica takes over, or the kubelet restarts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} has ended, although it must not: the process exits, to be restarted")]
-pub(super) struct Ended(&'static str);
+pub(super) struct VitalTaskEnd(&'static str);
 
 impl Default for Vital {
     fn default() -> Self {
@@ -28,7 +28,7 @@ impl Vital {
         what: &'static str,
         work: W,
     ) -> impl Future<Output = T> + use<T, W> {
-        let guard = Guard { vital: self.clone(), what };
+        let guard = VitalTaskGuard { vital: self.clone(), what };
         async move {
             let _guard = guard;
             work.await
@@ -36,20 +36,20 @@ impl Vital {
     }
 
     /// Waits until a vital task has ended, and returns the first one.
-    pub(super) async fn wait_for_end(&self) -> Ended {
+    pub(super) async fn wait_for_end(&self) -> VitalTaskEnd {
         let mut ended = self.0.subscribe();
         let first = ended.wait_for(Option::is_some).await.ok().and_then(|first| *first);
         // `self` holds the sender, so the channel is never closed.
-        first.map_or_else(|| Ended("a vital task"), Ended)
+        first.map_or_else(|| VitalTaskEnd("a vital task"), VitalTaskEnd)
     }
 }
 
-struct Guard {
+struct VitalTaskGuard {
     vital: Vital,
     what: &'static str,
 }
 
-impl Drop for Guard {
+impl Drop for VitalTaskGuard {
     fn drop(&mut self) {
         self.vital.0.send_if_modified(|first| first.replace(first.unwrap_or(self.what)).is_none());
     }
@@ -71,8 +71,8 @@ mod tests {
         assert!(!waiting.is_finished());
         tokio::spawn(vital.guard("the watch", async { panic!("on purpose") })).await.unwrap_err();
         let noticed = tokio::time::timeout(std::time::Duration::from_secs(10), waiting).await;
-        assert_eq!(noticed.unwrap().unwrap(), Ended("the watch"));
+        assert_eq!(noticed.unwrap().unwrap(), VitalTaskEnd("the watch"));
         vital.guard("the listener", async {}).await;
-        assert_eq!(vital.wait_for_end().await, Ended("the watch"), "the first one stays the cause");
+        assert_eq!(vital.wait_for_end().await, VitalTaskEnd("the watch"), "the first one stays the cause");
     }
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageOutcome, NodeName, TaskId};
-use prepull_api::wire::{Assign, CloudMessage, Hello, Key};
+use prepull_api::wire::{Assign, CloudMessage, Hello, PullKey};
 use prepull_engine::fleet::event::FleetEvent;
 use prepull_engine::fleet::session::{SessionEvent, SessionId};
-use prepull_engine::kruise::node_images::{self, Written};
+use prepull_engine::kruise::node_images::{self, WrittenNodeImage};
 use prepull_engine::kruise::{Input, jobs};
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 
@@ -63,9 +63,10 @@ impl World {
         match self.pending.remove(at) {
             Pending::NodeImage(node, write) => {
                 self.log(|| format!("write of {node}: {write:?}"));
-                let written = if fails { Written::Failed } else { self.write_node_image(&node, write) };
+                let written =
+                    if fails { WrittenNodeImage::Failed } else { self.write_node_image(&node, write) };
                 self.log(|| format!("  {}", if fails { "failed" } else { "answered" }));
-                let written = if is_answer_lost { Written::Failed } else { written };
+                let written = if is_answer_lost { WrittenNodeImage::Failed } else { written };
                 if !self.calm && self.rng.chance(25) {
                     self.log(|| "  the answer is on its way".to_owned());
                     return self.pending.push(Pending::Answer(node, written));
@@ -98,7 +99,7 @@ impl World {
                 let outcome = match edge.session {
                     _ if fails => DispatchOutcome::Postponed("the secret cannot be read".to_owned()),
                     Some(session) => {
-                        let (remaining, keys) = (dispatch.remaining, vec![Key::anonymous()]);
+                        let (remaining, keys) = (dispatch.remaining, vec![PullKey::anonymous()]);
                         edge.downward.push_back(CloudMessage::Assign(Assign {
                             task: dispatch.task,
                             remaining,

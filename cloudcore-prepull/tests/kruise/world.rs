@@ -14,7 +14,9 @@ use prepull_engine::engine;
 use prepull_engine::fleet::event::FleetEvent;
 use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
-use prepull_engine::kruise::node_images::{self, CompactNodeImage, TagDispatch, Write, Written};
+use prepull_engine::kruise::node_images::{
+    self, CompactNodeImage, NodeImageWrite, TagDispatch, WrittenNodeImage,
+};
 use prepull_engine::kruise::{Action, Input, Kruise};
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::shared::outcomes::WriteOutcome;
@@ -27,9 +29,9 @@ use crate::rng::Rng;
 
 /// Work that the cloud has begun and not seen the end of.
 pub(crate) enum Pending {
-    NodeImage(NodeName, Write),
+    NodeImage(NodeName, NodeImageWrite),
     /// The API server has made the write, and its answer is on its way.
-    Answer(NodeName, Written),
+    Answer(NodeName, WrittenNodeImage),
     Job(JobWrite),
     /// The same for the write of a job.
     JobAnswer(WriteTarget, WriteOutcome),
@@ -145,7 +147,7 @@ impl World {
     pub(crate) fn input(&mut self, input: impl Into<engine::Input>) {
         let Some(cloud) = &mut self.cloud else { return };
         match input.into() {
-            engine::Input::Fleet(event) => cloud.hear(event, self.now),
+            engine::Input::Fleet(event) => cloud.note_fleet_event(event, self.now),
             engine::Input::Kruise(input) => cloud.handle(input, self.now),
             other => panic!("of another engine: {other:?}"),
         }
@@ -289,7 +291,7 @@ impl World {
     }
 
     /// Makes a write of a NodeImage as the API server does.
-    pub(crate) fn write_node_image(&mut self, node: &NodeName, write: Write) -> Written {
+    pub(crate) fn write_node_image(&mut self, node: &NodeName, write: NodeImageWrite) -> WrittenNodeImage {
         self.writes += 1;
         let name = node.0.clone();
         let current = |world: &Self| {
@@ -297,15 +299,15 @@ impl World {
             object.map(|object| Box::new(object.into()))
         };
         let (uid, version) = match &write {
-            Write::Create(_) => (None, None),
-            Write::Delete { uid } => (Some(uid.clone()), None),
-            Write::Spec { uid, version, .. } | Write::Status { uid, version, .. } => {
+            NodeImageWrite::Create(_) => (None, None),
+            NodeImageWrite::Delete { uid } => (Some(uid.clone()), None),
+            NodeImageWrite::Spec { uid, version, .. } | NodeImageWrite::Status { uid, version, .. } => {
                 (Some(uid.clone()), Some(version.clone()))
             }
         };
-        if self.unreadable.contains(&name) && !matches!(write, Write::Delete { .. }) {
+        if self.unreadable.contains(&name) && !matches!(write, NodeImageWrite::Delete { .. }) {
             // So is the answer.
-            return Written::Failed;
+            return WrittenNodeImage::Failed;
         }
         let known = self.node_images.get(&name);
         let fits = match &uid {
@@ -315,25 +317,25 @@ impl World {
             }),
         };
         if !fits {
-            return Written::Refused(current(self));
+            return WrittenNodeImage::Refused(current(self));
         }
         match write {
-            Write::Create(labels) => {
+            NodeImageWrite::Create(labels) => {
                 let mut object = NodeImage::new(&name, NodeImageSpec::default());
                 object.metadata.uid = Some(self.new_uid());
                 object.metadata.labels = Some((*labels).clone());
                 object.metadata.resource_version = Some(self.new_version());
                 self.node_images.insert(name.clone(), object);
             }
-            Write::Delete { .. } => self.delete_node_image(&name),
-            Write::Spec { labels, spec, .. } => {
+            NodeImageWrite::Delete { .. } => self.delete_node_image(&name),
+            NodeImageWrite::Spec { labels, spec, .. } => {
                 let version = self.new_version();
                 let object = self.node_images.get_mut(&name).unwrap();
                 object.spec = *spec;
                 object.metadata.labels = Some((*labels).clone());
                 object.metadata.resource_version = Some(version);
             }
-            Write::Status { status, .. } => {
+            NodeImageWrite::Status { status, .. } => {
                 let version = self.new_version();
                 let object = self.node_images.get_mut(&name).unwrap();
                 object.status = Some(*status);
@@ -341,7 +343,7 @@ impl World {
             }
         }
         self.node_image_changed(&name);
-        Written::Done(current(self))
+        WrittenNodeImage::Done(current(self))
     }
 
     /// Makes a job's write as the API server does.

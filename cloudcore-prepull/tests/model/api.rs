@@ -10,7 +10,7 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, NodeStatus};
 use prepull_api::task::{JobUid, NodeName};
 use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::aggregate::FIRST_ATTEMPT;
-use prepull_engine::prepull::controller::{Content, JobObject, Object, UnreadableJob};
+use prepull_engine::prepull::controller::{Content, JobObject, StatusOrReport, UnreadableJob};
 
 pub(crate) struct Stored<T> {
     pub(crate) version: u64,
@@ -149,10 +149,12 @@ impl Api {
     }
 
     /// The version of an object, if it exists.
-    pub(crate) fn version(&self, (job, object): &(JobUid, Object)) -> Option<u64> {
+    pub(crate) fn version(&self, (job, object): &(JobUid, StatusOrReport)) -> Option<u64> {
         match object {
-            Object::Status => self.jobs.get(job).map(|stored| stored.version),
-            Object::Report(index) => self.reports.get(&(job.clone(), *index)).map(|stored| stored.version),
+            StatusOrReport::Status => self.jobs.get(job).map(|stored| stored.version),
+            StatusOrReport::Report(index) => {
+                self.reports.get(&(job.clone(), *index)).map(|stored| stored.version)
+            }
         }
     }
 

@@ -119,7 +119,7 @@ fn deadline(spec: &ImagePrePullJobSpec, start: u64) -> u64 {
     let job = ImagePrePullJob { spec: spec.clone(), ..ImagePrePullJob::default() };
     let windows = validate(&job).unwrap().download.windows;
     let timeout = Duration::from_millis(timeout(spec));
-    millis(Openings::new(&windows, Duration::ZERO, None).after(at(start), timeout)) + GRACE
+    millis(Openings::new(&windows, Duration::ZERO, None).after_open_time(at(start), timeout)) + GRACE
 }
 
 impl Check {

@@ -8,13 +8,14 @@ use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_api::task::{JobUid, NodeName, PullPolicy};
-use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, Key};
+use prepull_api::wire::{Assign, CloudMessage, EdgeMessage, PullKey};
 use prepull_engine::engine::Input;
 use prepull_engine::fleet::event::FleetEvent;
 use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use prepull_engine::prepull::controller::{
-    Action, Content, Controller, Dispatch, Input as JobInput, JobObject, Object, lean, rest_of,
+    Action, Content, Controller, Dispatch, Input as JobInput, JobObject, StatusOrReport, drop_unread_fields,
+    rest_of,
 };
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 
@@ -105,7 +106,7 @@ pub(crate) struct Cloud {
     /// Nodes reported gone since the last flush: the effects of earlier inputs come out of the next one.
     nodes_gone: BTreeSet<NodeName>,
     /// What this process has written last of each object, if it knows that the write succeeded.
-    pub(crate) wrote: HashMap<(JobUid, Object), (Content, u64)>,
+    pub(crate) wrote: HashMap<(JobUid, StatusOrReport), (Content, u64)>,
     /// How many inputs may have changed something, perhaps only to change it back: a repeated write is then no fault.
     pub(crate) stirred: u64,
 }
@@ -238,9 +239,9 @@ impl World {
     }
 
     /// Whether the leader has read the object.
-    fn has_read(&self, job: &JobUid, object: Object) -> bool {
+    fn has_read(&self, job: &JobUid, object: StatusOrReport) -> bool {
         let recall = self.cloud.recalls.iter().find(|recall| recall.job == *job);
-        let is_read = recall.is_none_or(|recall| object == Object::Status && recall.is_read);
+        let is_read = recall.is_none_or(|recall| object == StatusOrReport::Status && recall.is_read);
         is_read && matches!(self.cloud.boot, Boot::Recalls | Boot::Up)
     }
 
@@ -251,13 +252,15 @@ impl World {
         }
         let news = self.tell_check(&input);
         match &mut input {
-            Input::Prepull(JobInput::Job(job)) => lean(job, at(self.now)),
-            Input::Prepull(JobInput::Jobs(jobs)) => jobs.iter_mut().for_each(|job| lean(job, at(self.now))),
+            Input::Prepull(JobInput::Job(job)) => drop_unread_fields(job, at(self.now)),
+            Input::Prepull(JobInput::Jobs(jobs)) => {
+                jobs.iter_mut().for_each(|job| drop_unread_fields(job, at(self.now)))
+            }
             _ => {}
         }
         self.cloud.stir(&input, news);
         match input {
-            Input::Fleet(event) => self.cloud.controller.hear(event, at(self.now)),
+            Input::Fleet(event) => self.cloud.controller.note_fleet_event(event, at(self.now)),
             Input::Prepull(input) => self.cloud.controller.handle(input, at(self.now)),
             _ => {}
         }
@@ -432,8 +435,8 @@ impl World {
     }
 
     /// Whether the API server refuses writes of such objects at the moment.
-    fn is_refused(&self, object: Object) -> bool {
-        !self.calm && self.now < self.reports_refused_until && matches!(object, Object::Report(_))
+    fn is_refused(&self, object: StatusOrReport) -> bool {
+        !self.calm && self.now < self.reports_refused_until && matches!(object, StatusOrReport::Report(_))
     }
 
     /// The API server makes a write, or refuses it. `ghost`: a killed cloudcore had sent it.
@@ -452,14 +455,16 @@ impl World {
         let version = self.api.write(job, expected, content)?;
         // Without this write.
         let read = self.has_read(job, content.object());
-        if let (Object::Report(index), Some(before)) = (content.object(), before.filter(|_| ghost && read)) {
+        if let (StatusOrReport::Report(index), Some(before)) =
+            (content.object(), before.filter(|_| ghost && read))
+        {
             self.api.overtaken.insert((job.clone(), index), before);
         }
-        if ghost && read && content.object() == Object::Status {
+        if ghost && read && content.object() == StatusOrReport::Status {
             self.api.overtaken_runs.insert(job.clone(), run);
         }
         self.check.landed(&self.api, job, content, ghost && read);
-        if content.object() == Object::Status
+        if content.object() == StatusOrReport::Status
             && let Some(object) = self.api.read(job)
         {
             self.cloud.watched(Watched::Job(object));
@@ -496,7 +501,7 @@ impl World {
             self.check.unsendable(&node, &job, attempt);
             DispatchOutcome::Unsendable("the task is too large".to_owned())
         } else if fate == DispatchFate::Postponed && order.asks_first && !self.now.is_multiple_of(3) {
-            let key = Key::Unavailable { reason: "its owner has not allowed this".to_owned() };
+            let key = PullKey::Unavailable { reason: "its owner has not allowed this".to_owned() };
             let assign = assign(&order, &key, order.remaining);
             let task = assign.task.clone();
             let session = self.send(&node, CloudMessage::Assign(assign));
@@ -516,7 +521,7 @@ impl World {
             }
         } else {
             let elapsed = Duration::from_millis(self.now - begun);
-            let assign = assign(&order, &Key::anonymous(), order.remaining.saturating_sub(elapsed));
+            let assign = assign(&order, &PullKey::anonymous(), order.remaining.saturating_sub(elapsed));
             let task = assign.task.clone();
             let looks = task.images.iter().all(|image| image.policy == PullPolicy::Never);
             let waits = !assign.download.windows.is_empty();
@@ -603,7 +608,7 @@ pub(crate) fn jobs(input: &Input) -> Vec<Seen> {
 }
 
 /// Builds the message for a task, as the dispatcher does once it has all secrets.
-pub(crate) fn assign(order: &Dispatch, key: &Key, remaining: Duration) -> Assign {
+pub(crate) fn assign(order: &Dispatch, key: &PullKey, remaining: Duration) -> Assign {
     let keys = std::iter::repeat(key.clone());
     cloudcore_prepull::edges::dispatch::build_assign(order, keys, None, remaining, false)
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, Now, TaskRecord};
+use edgecore_prepull::tasks::agent::{AgentEffect, AgentEvent, Execution, Now, TaskAgent, TaskRecord};
 use edgecore_prepull::tasks::removal::RemovalRecord;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageOutcome, ImageResult, JobUid, NodeName, TaskId};
@@ -33,7 +33,7 @@ pub(crate) struct Exec {
 
 pub(crate) struct Edge {
     pub(crate) node: NodeName,
-    pub(crate) agent: Agent,
+    pub(crate) agent: TaskAgent,
     pub(crate) disk: BTreeMap<TaskId, TaskRecord>,
     pub(crate) writes: VecDeque<Record>,
     pub(crate) execs: BTreeMap<TaskId, Exec>,
@@ -104,8 +104,8 @@ impl Edge {
     }
 }
 
-fn agent(max_tasks: u32) -> Agent {
-    Agent::new(max_tasks.try_into().unwrap())
+fn agent(max_tasks: u32) -> TaskAgent {
+    TaskAgent::new(max_tasks.try_into().unwrap())
 }
 
 impl World {

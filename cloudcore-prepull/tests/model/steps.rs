@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use edgecore_prepull::tasks::agent::{AgentEvent, TaskEnd, summary};
+use edgecore_prepull::tasks::agent::{AgentEvent, TaskEnd, summarize_results};
 use prepull_api::crd::status::NodePhase;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{
-    Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, NodeName, PullPolicy,
-    TaskId, TaskOutcome, TaskResult,
+    ByteProgress, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, NodeName,
+    PullPolicy, TaskId, TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{CloudMessage, EdgeMessage, Key, Progress};
-use prepull_engine::prepull::controller::Object;
+use prepull_api::wire::{CloudMessage, EdgeMessage, PullKey, TaskProgress};
+use prepull_engine::prepull::controller::StatusOrReport;
 
 use crate::cloud::{DispatchFate, Fate};
 use crate::edge::{Edge, Exec, image};
@@ -137,7 +137,7 @@ impl World {
     /// Whether a late write would create a report that the leader does not know and cannot make again: it has read the
     /// reports without it, and can't choose the same nodes again, because Nodes were deleted.
     fn would_stay_unknown(&self, ghost: &crate::cloud::Write) -> bool {
-        let is_new = ghost.expected.is_none() && matches!(ghost.content.object(), Object::Report(_));
+        let is_new = ghost.expected.is_none() && matches!(ghost.content.object(), StatusOrReport::Report(_));
         is_new && !self.deleted.is_empty()
     }
 
@@ -202,7 +202,7 @@ impl World {
         let task = TaskId { job, attempt };
         let message = match self.rng.below(3) {
             0 => EdgeMessage::Accepted { task },
-            1 => EdgeMessage::Progress(Progress { task, images: Vec::new(), waits: String::new() }),
+            1 => EdgeMessage::Progress(TaskProgress { task, images: Vec::new(), waits: String::new() }),
             _ => EdgeMessage::Result(TaskResult {
                 removal: None,
                 task,
@@ -302,7 +302,7 @@ impl World {
         // When a window opens or closes, which is when its executor looks.
         let looks = self.edges.iter().flat_map(|edge| {
             let wall = edge.now(self.base, self.now).wall;
-            let states = edge.execs.values().filter_map(move |exec| exec.work.terms.state(wall).until);
+            let states = edge.execs.values().filter_map(move |exec| exec.work.terms.window_state(wall).until);
             states.map(move |until| millis(until).saturating_sub(edge.skew))
         });
         cloud.into_iter().chain(ticks).chain(execs).chain(looks).filter(|at| *at > self.now).min()
@@ -340,7 +340,7 @@ impl World {
             self.end(at, id, TaskOutcome::DeadlineExceeded, "the deadline passed");
             return true;
         }
-        if !exec.work.terms.state(clock.wall).is_open {
+        if !exec.work.terms.window_state(clock.wall).is_open {
             exec.pulling = None;
             return false;
         }
@@ -366,7 +366,7 @@ impl World {
                 if calm || self.rng.chance(70) {
                     return false;
                 }
-                let bytes = Some(Bytes { done: now, total: until });
+                let bytes = Some(ByteProgress { done: now, total: until });
                 let moment = ImageProgress {
                     index: u32::try_from(index).unwrap(),
                     phase: ImagePhase::Pulling,
@@ -377,7 +377,7 @@ impl World {
                 };
                 self.on_edge(
                     at,
-                    AgentEvent::Progress(Progress {
+                    AgentEvent::Progress(TaskProgress {
                         task: id.clone(),
                         images: vec![moment],
                         waits: String::new(),
@@ -394,7 +394,7 @@ impl World {
         }
         let Some(index) = exec.work.done.iter().position(Option::is_none) else {
             let images: Vec<_> = exec.work.done.iter().flatten().cloned().collect();
-            let (outcome, reason) = summary(&exec.work.task, &images);
+            let (outcome, reason) = summarize_results(&exec.work.task, &images);
             self.end(at, id, outcome, &reason);
             return true;
         };
@@ -462,5 +462,5 @@ impl World {
 
 /// Whether a key came with the task for this image, or it needs none.
 fn has_key(exec: &Exec, index: usize) -> bool {
-    !matches!(exec.work.terms.keys.get(index).map(|key| &**key), Some(Key::Unavailable { .. }))
+    !matches!(exec.work.terms.keys.get(index).map(|key| &**key), Some(PullKey::Unavailable { .. }))
 }

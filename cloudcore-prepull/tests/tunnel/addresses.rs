@@ -10,7 +10,7 @@ use cloudcore_prepull::edges::tunnel;
 use edgecore_prepull::cloud::endpoint::RequestError;
 use edgecore_prepull::cloud::identity::{Connection, Identity};
 use edgecore_prepull::cloud::join::{self, JoinError};
-use edgecore_prepull::cloud::tunnel::dial::Settings;
+use edgecore_prepull::cloud::tunnel::dial::TunnelSettings;
 use prepull_api::wire::{CloudMessage, Hello};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -22,13 +22,13 @@ use crate::agent::{Agent, join, join_args};
 use crate::cloud::{Cloud, HOUR, SOON, fast};
 
 /// Settings with a backoff beyond any test, so that only the first round connects.
-fn no_second_round() -> Settings {
-    Settings { first_backoff: HOUR, ..Settings::default() }
+fn no_second_round() -> TunnelSettings {
+    TunnelSettings { first_backoff: HOUR, ..TunnelSettings::default() }
 }
 
 /// Settings with a short backoff.
-fn quick() -> Settings {
-    Settings { first_backoff: Duration::from_millis(100), ..Settings::default() }
+fn quick() -> TunnelSettings {
+    TunnelSettings { first_backoff: Duration::from_millis(100), ..TunnelSettings::default() }
 }
 
 fn url(address: SocketAddr) -> String {
@@ -102,9 +102,9 @@ async fn a_refusing_address_costs_no_wait() {
 
 #[tokio::test]
 async fn a_silent_address_costs_the_connect_deadline() {
-    assert_eq!(Settings::default().connect_deadline, Duration::from_secs(5));
+    assert_eq!(TunnelSettings::default().connect_deadline, Duration::from_secs(5));
     let (mut cloud, blackhole) = (Cloud::start(), Blackblackhole::open().await);
-    let settings = Settings { connect_deadline: Duration::from_millis(300), ..no_second_round() };
+    let settings = TunnelSettings { connect_deadline: Duration::from_millis(300), ..no_second_round() };
     let urls = vec![url(blackhole.address), cloud.tunnel_url()];
     let mut agent = Agent::dialling(&cloud, "edge-1", urls, settings).await;
     let start = Instant::now();
@@ -117,10 +117,10 @@ async fn a_silent_address_costs_the_connect_deadline() {
 #[tokio::test]
 async fn a_lost_server_means_the_next_address() {
     let mut a = Cloud::start();
-    let mut b = a.beside(tunnel::Settings::default());
+    let mut b = a.beside(tunnel::ListenerSettings::default());
     let proxy = Proxy::to(a.tunnel).await;
     let urls = vec![url(proxy.address), b.tunnel_url()];
-    let mut agent = Agent::dialling(&a, "edge-1", urls, Settings::default()).await;
+    let mut agent = Agent::dialling(&a, "edge-1", urls, TunnelSettings::default()).await;
     agent.connected(Hello::default()).await;
     a.up().await;
     proxy.serving.abort();
@@ -135,7 +135,7 @@ async fn a_lost_server_means_the_next_address() {
 #[tokio::test]
 async fn a_broken_session_retries_its_address_first() {
     let mut a = Cloud::start();
-    let mut b = a.beside(tunnel::Settings::default());
+    let mut b = a.beside(tunnel::ListenerSettings::default());
     let proxy = Proxy::to(a.tunnel).await;
     let urls = vec![url(unused_address().await), url(proxy.address), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, quick()).await;
@@ -168,7 +168,7 @@ async fn a_hanging_server_is_not_retried_first() {
 async fn a_goaway_leads_to_the_next_address() {
     const AFTER: Duration = Duration::from_millis(700);
     let mut a = Cloud::start();
-    let mut b = a.beside(tunnel::Settings::default());
+    let mut b = a.beside(tunnel::ListenerSettings::default());
     let urls = vec![a.tunnel_url(), b.tunnel_url()];
     let mut agent = Agent::dialling(&a, "edge-1", urls, no_second_round()).await;
     agent.connected(Hello::default()).await;
@@ -215,7 +215,7 @@ async fn joining_tries_and_stores_every_address() {
 #[tokio::test]
 async fn a_refusal_is_final_at_every_address() {
     let a = Cloud::start();
-    let b = a.beside(tunnel::Settings::default());
+    let b = a.beside(tunnel::ListenerSettings::default());
     // Of the same CA, but only the second server knows it: the first server's answer is final.
     let token = b.token(Scope::Fleet).await;
     let join_at = async |urls: Vec<String>, dir: &Path| {

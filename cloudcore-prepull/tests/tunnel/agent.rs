@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use edgecore_prepull::cloud::identity::Identity;
 use edgecore_prepull::cloud::join::{self, JoinArgs, JoinError, Joined};
-use edgecore_prepull::cloud::tunnel::dial::{Dial, Settings};
-use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent};
+use edgecore_prepull::cloud::tunnel::dial::{Dial, TunnelSettings};
+use edgecore_prepull::cloud::tunnel::{TunnelEvent, TunnelSender};
 use prepull_api::enroll::JoinToken;
 use prepull_api::wire::{CloudMessage, Hello, Welcome};
 use tempfile::TempDir;
@@ -39,17 +39,17 @@ pub(crate) async fn join(
 }
 
 /// Short waits between two attempts.
-pub(crate) fn impatient() -> Settings {
-    Settings {
+pub(crate) fn impatient() -> TunnelSettings {
+    TunnelSettings {
         first_backoff: Duration::from_millis(20),
         last_backoff: Duration::from_millis(100),
-        ..Settings::default()
+        ..TunnelSettings::default()
     }
 }
 
 pub(crate) struct Agent {
     pub(crate) identity: Identity,
-    pub(crate) link: Link,
+    pub(crate) link: TunnelSender,
     events: mpsc::Receiver<TunnelEvent>,
     pub(crate) shutdown: CancellationToken,
     _stop: DropGuard,
@@ -74,7 +74,8 @@ impl Agent {
 
     /// Starts to dial the cloud with an identity that is there.
     pub(crate) fn of(cloud: &Cloud, identity: Identity) -> Self {
-        let settings = Settings { first_backoff: Duration::from_secs(3600), ..Settings::default() };
+        let settings =
+            TunnelSettings { first_backoff: Duration::from_secs(3600), ..TunnelSettings::default() };
         Self::with(identity, vec![cloud.tunnel_url()], settings, tempfile::tempdir().unwrap())
     }
 
@@ -83,19 +84,19 @@ impl Agent {
         cloud: &Cloud,
         node: &str,
         tunnel_urls: Vec<String>,
-        settings: Settings,
+        settings: TunnelSettings,
     ) -> Self {
         Self::wake(Self::join(cloud, node).await, tunnel_urls, settings)
     }
 
     /// Starts to dial these URLs, with what a join has left.
-    pub(crate) fn wake(state: TempDir, tunnel_urls: Vec<String>, settings: Settings) -> Self {
+    pub(crate) fn wake(state: TempDir, tunnel_urls: Vec<String>, settings: TunnelSettings) -> Self {
         let identity = Identity::load(state.path()).unwrap();
         Self::with(identity, tunnel_urls, settings, state)
     }
 
-    fn with(identity: Identity, tunnel_urls: Vec<String>, settings: Settings, state: TempDir) -> Self {
-        let (link, outgoing) = Link::new(8);
+    fn with(identity: Identity, tunnel_urls: Vec<String>, settings: TunnelSettings, state: TempDir) -> Self {
+        let (link, outgoing) = TunnelSender::new(8);
         let (sender, events) = mpsc::channel(8);
         let shutdown = CancellationToken::new();
         let dial = Dial::new(settings, identity.clone(), sender, shutdown.clone());

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::time::{Duration, SystemTime};
 
-use cloudcore_prepull::edges::tunnel::Settings;
+use cloudcore_prepull::edges::tunnel::ListenerSettings;
 use prepull_api::wire::{CloudMessage, EdgeMessage, SUBPROTOCOL};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use tokio_tungstenite::tungstenite::Error;
@@ -82,7 +82,8 @@ async fn another_subjects_certificate_is_refused() {
 #[tokio::test]
 async fn kubelet_subjects_enter_only_while_accepted() {
     for accept_system_nodes in [true, false] {
-        let cloud = Cloud::start_with(Settings { accept_system_nodes, ..Settings::default() });
+        let cloud =
+            Cloud::start_with(ListenerSettings { accept_system_nodes, ..ListenerSettings::default() });
         let credentials = Credentials::with_old_subject(&cloud, "edge-1");
         let outcome = dial(cloud.tunnel, tls(&cloud, Some(&credentials))).await;
         if accept_system_nodes {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use cloudcore_prepull::edges::pki::{Authority, CaSet, ServerIdentity, VerifiedCsr};
 use cloudcore_prepull::edges::roster::Roster;
 use cloudcore_prepull::edges::tokens::{Scope, Tokens};
-use cloudcore_prepull::edges::tunnel::{Sessions, Settings, listener};
+use cloudcore_prepull::edges::tunnel::{ListenerSettings, Sessions, listener};
 use cloudcore_prepull::edges::{PortTerms, enroll};
 use cloudcore_prepull::run::metrics::Metrics;
 use prepull_api::enroll::{JoinToken, SubjectForm};
@@ -39,27 +39,27 @@ pub(crate) struct Cloud {
 }
 
 /// Settings with a short heartbeat, for tests that wait for silence.
-pub(crate) fn fast() -> Settings {
-    Settings { heartbeat: Duration::from_millis(200), ..Settings::default() }
+pub(crate) fn fast() -> ListenerSettings {
+    ListenerSettings { heartbeat: Duration::from_millis(200), ..ListenerSettings::default() }
 }
 
 impl Cloud {
     pub(crate) fn start() -> Self {
-        Self::start_with(Settings::default())
+        Self::start_with(ListenerSettings::default())
     }
 
-    pub(crate) fn start_with(settings: Settings) -> Self {
+    pub(crate) fn start_with(settings: ListenerSettings) -> Self {
         let (authority, authority_key) = Authority::generate(SystemTime::now()).unwrap();
         let identity = ServerIdentity::new(authority, &["cloud.example".to_owned()]).unwrap();
         Self::of(identity, authority_key, settings)
     }
 
     /// Starts another replica with the same CA.
-    pub(crate) fn beside(&self, settings: Settings) -> Self {
+    pub(crate) fn beside(&self, settings: ListenerSettings) -> Self {
         Self::of(Arc::clone(&self.identity), self.authority_key.clone(), settings)
     }
 
-    fn of(identity: Arc<ServerIdentity>, authority_key: String, settings: Settings) -> Self {
+    fn of(identity: Arc<ServerIdentity>, authority_key: String, settings: ListenerSettings) -> Self {
         let any = "127.0.0.1:0".parse().unwrap();
         let (tunnel, enroll) = (listener::bind(any).unwrap(), listener::bind(any).unwrap());
         let (tunnel_address, enroll_address) = (tunnel.local_addr().unwrap(), enroll.local_addr().unwrap());
@@ -73,7 +73,8 @@ impl Cloud {
             metrics: metrics.edges(),
             shutdown: shutdown.clone(),
         };
-        let enrolment = enroll::serve(enroll, door.clone(), tokens.clone(), enroll::Settings::default());
+        let enrolment =
+            enroll::serve(enroll, door.clone(), tokens.clone(), enroll::EnrollSettings::default());
         tokio::spawn(enrolment);
         let serving = tokio::spawn(listener::serve(tunnel, door, sessions.clone(), sender, settings));
         Self {

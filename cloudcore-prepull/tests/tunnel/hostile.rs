@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::edges::tunnel::{SendError, Settings};
+use cloudcore_prepull::edges::tunnel::{ListenerSettings, SendError};
 use futures::{SinkExt, StreamExt};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase, OpenTask};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,7 +17,7 @@ use crate::raw::{self, Credentials, client_hello, closed, dial, heard, say, tls}
 async fn an_invalid_message_closes_its_session_only() {
     let mut cloud = Cloud::start();
     let mut honest = raw::session(&mut cloud, "edge-1").await;
-    let second_hello = prepull_api::wire::encode(&EdgeMessage::Hello(Box::default())).unwrap();
+    let second_hello = prepull_api::wire::encode_frame(&EdgeMessage::Hello(Box::default())).unwrap();
     for (message, code, reason) in [
         (Message::text("{"), 1007, "not a message of prepull.v1"),
         (Message::text(r#"{"kind":"become_root"}"#), 1007, "not a message of prepull.v1"),
@@ -56,7 +56,8 @@ async fn no_control_character_gets_in() {
 
 #[tokio::test]
 async fn hello_must_come_first_and_in_time() {
-    let settings = Settings { hello_deadline: Duration::from_millis(300), ..Settings::default() };
+    let settings =
+        ListenerSettings { hello_deadline: Duration::from_millis(300), ..ListenerSettings::default() };
     let mut cloud = Cloud::start_with(settings);
     let tls = tls(&cloud, Some(&Credentials::of(&cloud, "edge-1")));
 
@@ -104,7 +105,7 @@ async fn a_flood_ends_its_session() {
     let socket = raw::session(&mut cloud, "edge-1").await;
     let (mut sink, mut stream) = socket.split();
     let flood = async {
-        let text = prepull_api::wire::encode(&EdgeMessage::Accepted { task: task("j") }).unwrap();
+        let text = prepull_api::wire::encode_frame(&EdgeMessage::Accepted { task: task("j") }).unwrap();
         while sink.send(Message::text(text.clone())).await.is_ok() {}
         std::future::pending::<()>().await;
     };
@@ -151,8 +152,11 @@ async fn a_half_open_connection_ends() {
 
 #[tokio::test]
 async fn abandoned_handshakes_do_not_block_others() {
-    let settings =
-        Settings { max_handshakes: 2, handshake_deadline: Duration::from_millis(500), ..Settings::default() };
+    let settings = ListenerSettings {
+        max_handshakes: 2,
+        handshake_deadline: Duration::from_millis(500),
+        ..ListenerSettings::default()
+    };
     let mut cloud = Cloud::start_with(settings);
     let mut idle = Vec::new();
     for _ in 0..4 {
@@ -167,13 +171,13 @@ async fn abandoned_handshakes_do_not_block_others() {
 #[tokio::test]
 async fn a_late_handshake_is_closed() {
     let (queue_deadline, handshake_deadline) = (Duration::from_millis(300), Duration::from_secs(20));
-    let settings = Settings {
+    let settings = ListenerSettings {
         max_handshakes: 1,
         queue_deadline,
         handshake_deadline,
         handshake_patience: handshake_deadline,
         handshake_turn: handshake_deadline,
-        ..Settings::default()
+        ..ListenerSettings::default()
     };
     let cloud = Cloud::start_with(settings);
     let hello = client_hello(&cloud);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use cloudcore_prepull::edges::tunnel::Settings;
+use cloudcore_prepull::edges::tunnel::ListenerSettings;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -28,7 +28,7 @@ async fn goaway(socket: &mut Socket) -> (Duration, String) {
 
 #[tokio::test]
 async fn edges_beyond_the_limit_return_later() {
-    let mut cloud = Cloud::start_with(Settings { max_connections: 2, ..Settings::default() });
+    let mut cloud = Cloud::start_with(ListenerSettings { max_connections: 2, ..ListenerSettings::default() });
     let mut first = raw::session(&mut cloud, "edge-1").await;
     let second = raw::session(&mut cloud, "edge-2").await;
     let mut times = Vec::new();
@@ -54,7 +54,7 @@ async fn edges_beyond_the_limit_return_later() {
 
 #[tokio::test]
 async fn a_sent_away_agent_returns_later() {
-    let mut cloud = Cloud::start_with(Settings { max_connections: 1, ..Settings::default() });
+    let mut cloud = Cloud::start_with(ListenerSettings { max_connections: 1, ..ListenerSettings::default() });
     let first = raw::session(&mut cloud, "edge-1").await;
     let mut agent = Agent::start(&cloud, "edge-2", None).await;
     // Its own backoff is at most a tenth of a second here: the cloud's delay overrides it.
@@ -82,7 +82,7 @@ async fn a_sent_away_agent_returns_later() {
 #[tokio::test]
 async fn a_stalled_controller_keeps_quiet_sessions() {
     const REASON: &str = "cloudcore is overloaded: a message was not taken within 1s";
-    let settings = Settings { heartbeat: Duration::from_secs(1), ..fast() };
+    let settings = ListenerSettings { heartbeat: Duration::from_secs(1), ..fast() };
     let mut cloud = Cloud::start_with(settings);
     let mut talker = raw::session(&mut cloud, "edge-1").await;
     let mut quiet = raw::session(&mut cloud, "edge-2").await;
@@ -114,8 +114,11 @@ async fn a_stalled_controller_keeps_quiet_sessions() {
 
 #[tokio::test]
 async fn stalled_handshakes_make_room_while_others_wait() {
-    let settings =
-        Settings { max_handshakes: 4, handshake_patience: Duration::from_millis(200), ..Settings::default() };
+    let settings = ListenerSettings {
+        max_handshakes: 4,
+        handshake_patience: Duration::from_millis(200),
+        ..ListenerSettings::default()
+    };
     let mut cloud = Cloud::start_with(settings);
     let hello = client_hello(&cloud);
     let mut stalled = Vec::new();

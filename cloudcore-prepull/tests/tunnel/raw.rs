@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::{SinkExt, StreamExt};
 use prepull_api::enroll::SubjectForm;
-use prepull_api::wire::{CloudMessage, EdgeMessage, SUBPROTOCOL, encode};
+use prepull_api::wire::{CloudMessage, EdgeMessage, SUBPROTOCOL, encode_frame};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ClientConfig;
 use rustls_pki_types::pem::PemObject;
@@ -115,14 +115,14 @@ pub(crate) async fn session(cloud: &mut Cloud, node: &str) -> Socket {
 }
 
 pub(crate) async fn say(socket: &mut Socket, message: &EdgeMessage) {
-    socket.send(Message::text(encode(message).unwrap())).await.unwrap();
+    socket.send(Message::text(encode_frame(message).unwrap())).await.unwrap();
 }
 
 /// Receives the next message.
 pub(crate) async fn heard(socket: &mut Socket) -> CloudMessage {
     loop {
         match timeout(SOON, socket.next()).await.expect("nothing came").unwrap().unwrap() {
-            Message::Text(text) => return prepull_api::wire::decode(&text).unwrap(),
+            Message::Text(text) => return prepull_api::wire::decode_frame(&text).unwrap(),
             Message::Ping(_) | Message::Pong(_) => {}
             other => panic!("{other:?}"),
         }

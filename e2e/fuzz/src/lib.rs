@@ -5,7 +5,7 @@
 //!                └▶ bin/libfuzzer.rs (`make fuzz`) ┴─▶ check ─▶ targets::TARGET ─▶ the code of the programs
 //! ```
 //!
-//! A target panics if something is wrong. In addition to its own assertions, [`check`] bounds the memory.
+//! A target panics if something is wrong. In addition to its own assertions, [`check_input`] bounds the memory.
 
 #![allow(clippy::expect_used, reason = "a target panics where something is wrong")]
 
@@ -30,7 +30,7 @@ mod targets {
     pub(crate) mod windows;
 }
 
-/// Counts allocations, so that [`check`] can bound them.
+/// Counts allocations, so that [`check_input`] can bound them.
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
@@ -39,7 +39,7 @@ pub const SEPARATOR: u8 = 0x1e;
 
 /// The form of inputs, for mutations that keep them plausible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum InputForm {
     /// Lines of text.
     Lines,
     /// One JSON value.
@@ -50,66 +50,66 @@ pub enum Form {
 
 /// A kind of input.
 #[derive(Debug)]
-pub struct Target {
+pub struct FuzzTarget {
     /// Its name, and that of its file in the corpus.
     pub name: &'static str,
     /// The form of its inputs.
-    pub form: Form,
+    pub form: InputForm,
     /// Processes an input like the program, and panics if a promise is broken.
     run: fn(&[u8]),
     /// The bytes that may be allocated at a time.
-    memory: Memory,
+    memory: MemoryBound,
 }
 
 /// A bound of memory that grows with the input.
 #[derive(Clone, Copy, Debug)]
-struct Memory {
+struct MemoryBound {
     fixed: usize,
     per_byte: usize,
 }
 
 /// A parsed value is at most this many times as large as its text: `[],` takes 3 bytes of JSON, and 32 as a value in a
 /// list that has grown to twice its size.
-const PARSED: Memory = Memory { fixed: 256 * 1024, per_byte: 64 };
+const PARSED: MemoryBound = MemoryBound { fixed: 256 * 1024, per_byte: 64 };
 /// A world of nodes and jobs stands around each input, and remembers the inputs.
-const WORLD: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 256 };
+const WORLD: MemoryBound = MemoryBound { fixed: 16 * 1024 * 1024, per_byte: 256 };
 
 /// Aliases may repeat 64 Ki values, regardless of the length of the text.
-const PLANNED: Memory = Memory { fixed: 16 * 1024 * 1024, per_byte: 1024 };
+const PLANNED: MemoryBound = MemoryBound { fixed: 16 * 1024 * 1024, per_byte: 1024 };
 
 /// Each time zone is read once, and kept.
-const CLOCKS: Memory = Memory { fixed: 4 * 1024 * 1024, per_byte: 64 };
+const CLOCKS: MemoryBound = MemoryBound { fixed: 4 * 1024 * 1024, per_byte: 64 };
 /// `a=1` is a name of its own in a table that stays in order.
-const TABLES: Memory = Memory { fixed: 256 * 1024, per_byte: 256 };
+const TABLES: MemoryBound = MemoryBound { fixed: 256 * 1024, per_byte: 256 };
 
 /// A file of at most 4 MiB may be a prefix, in a buffer that has grown to twice its size; zeros stand in for one here.
-const APPLIED: Memory = Memory { fixed: 24 * 1024 * 1024, per_byte: 64 };
+const APPLIED: MemoryBound = MemoryBound { fixed: 24 * 1024 * 1024, per_byte: 64 };
 
 /// All targets.
-pub const TARGETS: &[Target] = &[
-    target("references", Form::Lines, targets::references::run, PARSED),
-    target("selectors", Form::Lines, targets::selectors::run, PARSED),
-    target("overriders", Form::Lines, targets::overriders::run, PARSED),
-    target("docker_configs", Form::Json, targets::docker_configs::run, PARSED),
-    target("provider_answers", Form::Json, targets::provider_answers::run, PARSED),
-    target("enrolment", Form::Json, targets::enrolment::run, PARSED),
-    target("windows", Form::Lines, targets::windows::run, CLOCKS),
-    target("registry_hosts", Form::Lines, targets::registry_hosts::run, TABLES),
-    target("manifests", Form::Json, targets::manifests::run, PARSED),
-    target("delta_manifests", Form::Json, targets::delta_manifests::run, PARSED),
-    target("diffs", Form::Lines, targets::diffs::run, APPLIED),
-    target("plan", Form::Lines, targets::plan::run, PLANNED),
-    target("cloud_messages", Form::JsonLines, targets::cloud_messages::run, WORLD),
-    target("edge_messages", Form::JsonLines, targets::edge_messages::run, WORLD),
-    target("recordings", Form::JsonLines, targets::recordings::run, WORLD),
+pub const TARGETS: &[FuzzTarget] = &[
+    target("references", InputForm::Lines, targets::references::run, PARSED),
+    target("selectors", InputForm::Lines, targets::selectors::run, PARSED),
+    target("overriders", InputForm::Lines, targets::overriders::run, PARSED),
+    target("docker_configs", InputForm::Json, targets::docker_configs::run, PARSED),
+    target("provider_answers", InputForm::Json, targets::provider_answers::run, PARSED),
+    target("enrolment", InputForm::Json, targets::enrolment::run, PARSED),
+    target("windows", InputForm::Lines, targets::windows::run, CLOCKS),
+    target("registry_hosts", InputForm::Lines, targets::registry_hosts::run, TABLES),
+    target("manifests", InputForm::Json, targets::manifests::run, PARSED),
+    target("delta_manifests", InputForm::Json, targets::delta_manifests::run, PARSED),
+    target("diffs", InputForm::Lines, targets::diffs::run, APPLIED),
+    target("plan", InputForm::Lines, targets::plan::run, PLANNED),
+    target("cloud_messages", InputForm::JsonLines, targets::cloud_messages::run, WORLD),
+    target("edge_messages", InputForm::JsonLines, targets::edge_messages::run, WORLD),
+    target("recordings", InputForm::JsonLines, targets::recordings::run, WORLD),
 ];
 
-const fn target(name: &'static str, form: Form, run: fn(&[u8]), memory: Memory) -> Target {
-    Target { name, form, run, memory }
+const fn target(name: &'static str, form: InputForm, run: fn(&[u8]), memory: MemoryBound) -> FuzzTarget {
+    FuzzTarget { name, form, run, memory }
 }
 
 /// The target of this name.
-pub fn find(name: &str) -> Option<&'static Target> {
+pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
@@ -118,12 +118,12 @@ pub fn find(name: &str) -> Option<&'static Target> {
 /// # Panics
 /// Where a promise is broken, or the input took more memory than its size allows. Other threads must not allocate
 /// allocate.
-pub fn check(target: &Target, input: &[u8]) {
+pub fn check_input(target: &FuzzTarget, input: &[u8]) {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
     (target.run)(input);
     let taken = MEMORY.peak_usage().saturating_sub(before);
-    let Memory { fixed, per_byte } = target.memory;
+    let MemoryBound { fixed, per_byte } = target.memory;
     let bound = fixed + per_byte * input.len();
     assert!(taken <= bound, "{} bytes of input took {taken} bytes of memory, more than {bound}", input.len());
 }

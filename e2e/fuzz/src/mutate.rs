@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::Form;
+use crate::InputForm;
 use rng::Rng;
 
 #[path = "../../../cloudcore-prepull/engine/src/shared/rng.rs"]
@@ -84,13 +84,13 @@ const NUMBERS: &[i64] = &[
 ];
 
 /// Changes an input and keeps its form. `None` if it doesn't have that form.
-pub fn mutate(form: Form, input: &[u8], seed: u32) -> Option<Vec<u8>> {
+pub fn mutate(form: InputForm, input: &[u8], seed: u32) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(input).ok()?;
     let mut rng = Rng::new(seed.into());
     match form {
-        Form::Lines => Some(change_lines(text, &mut rng, |_, _| None).into_bytes()),
-        Form::Json => change_json(text, &mut rng).map(String::into_bytes),
-        Form::JsonLines => Some(change_lines(text, &mut rng, change_json).into_bytes()),
+        InputForm::Lines => Some(change_lines(text, &mut rng, |_, _| None).into_bytes()),
+        InputForm::Json => change_json(text, &mut rng).map(String::into_bytes),
+        InputForm::JsonLines => Some(change_lines(text, &mut rng, change_json).into_bytes()),
     }
 }
 
@@ -143,10 +143,10 @@ fn change_json(text: &str, rng: &mut Rng) -> Option<String> {
     let mut value: Value = serde_json::from_str(text).ok()?;
     let other = value.clone();
     for _ in 0..=rng.below(3) {
-        let at = rng.below(count(&value));
-        let from = rng.below(count(&other));
-        let other = nth(&mut other.clone(), from).map(|part| part.clone());
-        if let Some(part) = nth(&mut value, at) {
+        let at = rng.below(count_values(&value));
+        let from = rng.below(count_values(&other));
+        let other = nth_value(&mut other.clone(), from).map(|part| part.clone());
+        if let Some(part) = nth_value(&mut value, at) {
             change_value(part, other, rng);
         }
     }
@@ -208,16 +208,16 @@ fn change_value(value: &mut Value, other: Option<Value>, rng: &mut Rng) {
 }
 
 /// Number of values, including nested ones.
-fn count(value: &Value) -> usize {
+fn count_values(value: &Value) -> usize {
     1 + match value {
-        Value::Array(values) => values.iter().map(count).sum(),
-        Value::Object(fields) => fields.values().map(count).sum(),
+        Value::Array(values) => values.iter().map(count_values).sum(),
+        Value::Object(fields) => fields.values().map(count_values).sum(),
         _ => 0,
     }
 }
 
 /// The n-th of them.
-fn nth(value: &mut Value, n: usize) -> Option<&mut Value> {
+fn nth_value(value: &mut Value, n: usize) -> Option<&mut Value> {
     fn find<'a>(value: &'a mut Value, n: &mut usize) -> Option<&'a mut Value> {
         if *n == 0 {
             return Some(value);

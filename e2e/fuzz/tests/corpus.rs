@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use prepull_fuzz::{SEPARATOR, TARGETS, check};
+use prepull_fuzz::{SEPARATOR, TARGETS, check_input};
 
 /// One test, because each input's memory is counted.
 #[test]
@@ -17,7 +17,7 @@ fn every_corpus_input_takes_little_memory() {
         for input in inputs {
             // A failure shows the input that's being played.
             println!("{}: {}", target.name, String::from_utf8_lossy(input));
-            check(target, input);
+            check_input(target, input);
         }
     }
     let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();

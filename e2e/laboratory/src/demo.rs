@@ -23,9 +23,9 @@ use prepull_e2e::{keep, parts, reaper};
 
 use crate::interrupt::{INTERRUPTED, unless_interrupted};
 use scenario::OFFLINE_NODE;
-use stage::Stage;
+use stage::DemoStage;
 use story::Story;
-use verdict::Verdict;
+use verdict::DemoVerdict;
 
 /// Limit for a job of the demo, longer than it takes on a busy machine.
 const JOB_LIMIT: Duration = Duration::from_secs(120);
@@ -42,7 +42,7 @@ pub async fn run() -> ExitCode {
     let (code, reached) = match told {
         None => {
             drop(stage.take());
-            story.note("Interrupted; everything is stopped.");
+            story.print_note("Interrupted; everything is stopped.");
             return ExitCode::from(INTERRUPTED);
         }
         Some(Ok(verdict)) => {
@@ -52,24 +52,24 @@ pub async fn run() -> ExitCode {
     };
     match &reached {
         Ok(verdict) => verdict.print(&story),
-        Err(error) => story.failure(error),
+        Err(error) => story.print_failure(error),
     }
     if let (true, Some(stage)) = (keep, &stage) {
         match reaper::outlive_us() {
             Ok(keeper) => {
                 keep::keep_everything();
                 if let Err(error) = mark_as_kept(keeper) {
-                    story.failure(&error);
+                    story.print_failure(&error);
                 }
                 if let Err(error) = stage.print_how_to_go_on(&story, keeper) {
-                    story.failure(&error);
+                    story.print_failure(&error);
                 }
             }
-            Err(error) => story.failure(&error),
+            Err(error) => story.print_failure(&error),
         }
     } else {
         drop(stage.take());
-        story.note(&format!("Everything is stopped; the logs are in {}", logs.display()));
+        story.print_note(&format!("Everything is stopped; the logs are in {}", logs.display()));
     }
     code
 }
@@ -80,27 +80,27 @@ fn mark_as_kept(keeper: u32) -> Result<()> {
     std::fs::write(&mark, keeper.to_string()).with_context(|| format!("cannot write {}", mark.display()))
 }
 
-async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdict> {
-    let mut verdict = Verdict::default();
-    let stage = stage.insert(Stage::start(story).await?);
+async fn run_steps(story: &mut Story, stage: &mut Option<DemoStage>) -> Result<DemoVerdict> {
+    let mut verdict = DemoVerdict::default();
+    let stage = stage.insert(DemoStage::start(story).await?);
 
-    story.step("One job, four images, three nodes");
-    let (job, times) = run_job(story, stage, &scenario::job(), &scenario::MAIN).await?;
+    story.begin_step("One job, four images, three nodes");
+    let (job, times) = run_job(story, stage, &scenario::first_job(), &scenario::MAIN).await?;
     report::print_times(story, &times);
     let status = job.status().await?;
     verdict.check_main_job(stage, &status);
 
-    story.step("What Kubernetes says");
+    story.begin_step("What Kubernetes says");
     stage.print_jobs(story).await?;
     // `why` finds what is in the way.
     for (words, status) in
         [(String::from("nodes"), 0), (format!("why {OFFLINE_NODE} {}", scenario::MAIN.name), 1)]
     {
-        story.blank();
-        prepull(story, stage, &words, status).await?;
+        story.print_blank_line();
+        run_prepull(story, stage, &words, status).await?;
     }
 
-    story.step("What each containerd says");
+    story.begin_step("What each containerd says");
     for node in &stage.nodes {
         let images = node.images().await?;
         report::print_images(story, node.name(), &images);
@@ -108,10 +108,10 @@ async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdi
     }
     verdict.check_registries(stage);
 
-    story.step("A wrong password fails its image, and no other");
+    story.begin_step("A wrong password fails its image, and no other");
     let (job, _) = run_job(story, stage, &scenario::second_job(), &scenario::SECOND).await?;
-    story.blank();
-    prepull(story, stage, &format!("failures {}", scenario::SECOND.name), 0).await?;
+    story.print_blank_line();
+    run_prepull(story, stage, &format!("failures {}", scenario::SECOND.name), 0).await?;
     let status = job.status().await?;
     let images = stage.nodes.first().context("no node")?.images().await?;
     verdict.check_second_job(stage, &status, &images);
@@ -120,32 +120,37 @@ async fn run_steps(story: &mut Story, stage: &mut Option<Stage>) -> Result<Verdi
 }
 
 /// Times of a job, counted from the moment that the API server had it.
-struct Times {
+struct DemoTimes {
     arrived: Option<Duration>,
     ended: Duration,
     phase: JobPhase,
 }
 
 /// Runs `kubectl prepull`, which must end with this status.
-async fn prepull(story: &Story, stage: &Stage, words: &str, status: i32) -> Result<()> {
+async fn run_prepull(story: &Story, stage: &DemoStage, words: &str, status: i32) -> Result<()> {
     let words = format!("kubectl prepull {words}");
-    let ended = story.run(&words, stage.typed(&words)?).await?;
+    let ended = story.run(&words, stage.typed_command(&words)?).await?;
     ensure!(ended.code() == Some(status), "{words} has ended with {ended}, not with status {status}");
     Ok(())
 }
 
 /// Applies a job with kubectl, and follows it until it has ended.
-async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan) -> Result<(Job, Times)> {
+async fn run_job(
+    story: &Story,
+    stage: &DemoStage,
+    yaml: &str,
+    plan: &scenario::DemoPlan,
+) -> Result<(Job, DemoTimes)> {
     let file = stage.logs().join(format!("{}.yaml", plan.name));
     std::fs::write(&file, yaml)?;
     let path = file.display().to_string();
     plan.explain(story);
-    story.command(&format!("kubectl apply -f {path}"));
+    story.print_command(&format!("kubectl apply -f {path}"));
 
     let job = stage.cluster.existing_job(plan.name);
     let shown = async {
         stage.cluster.kubectl(&["apply", "-f", &path]).await?;
-        prepull(story, stage, &format!("status {} --watch", plan.name), plan.exit_status).await
+        run_prepull(story, stage, &format!("status {} --watch", plan.name), plan.exit_status).await
     };
     // The watch begins before kubectl, which takes a moment to end, so that nothing is missed.
     let run = async { tokio::try_join!(watch_to_end(&job), shown) };
@@ -163,7 +168,7 @@ async fn run_job(story: &Story, stage: &Stage, yaml: &str, plan: &scenario::Plan
         .with_context(|| format!("{} has not ended within {JOB_LIMIT:?}\n{}", plan.name, stage.log_tails()));
     let ((began, ended, phase), ()) = run??;
     let since = |at: Instant| at.saturating_duration_since(began);
-    Ok((job.clone(), Times { arrived: arrived.map(since), ended: since(ended), phase }))
+    Ok((job.clone(), DemoTimes { arrived: arrived.map(since), ended: since(ended), phase }))
 }
 
 /// Watches a job; returns when it was created, when it ended, and its final phase.
@@ -180,7 +185,7 @@ async fn watch_to_end(job: &Job) -> Result<(Instant, Instant, JobPhase)> {
 }
 
 /// Waits until the first task is in the ledger of an edge node, and returns when.
-async fn first_arrival(stage: &Stage) -> Instant {
+async fn first_arrival(stage: &DemoStage) -> Instant {
     while stage.nodes.iter().all(|node| node.open_tasks() == 0) {
         tokio::time::sleep(POLL_INTERVAL).await;
     }

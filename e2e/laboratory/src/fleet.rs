@@ -2,8 +2,8 @@
 //! one job over all of them. For operators who size a cluster, and for `make bench`.
 //!
 //! ```text
-//!  Options ─▶ Scene (cluster, cloud, fleet) ─▶ measure ─▶ Figures ─▶ table, JSON
-//!                                                └─ requests (the API server's metrics), sizes
+//!  FleetOptions ─▶ FleetScene (cluster, cloud, fleet) ─▶ measure ─▶ FleetFigures ─▶ table, JSON
+//!                                                          └─ requests (the API server's metrics), sizes
 //! ```
 
 mod figures;
@@ -25,21 +25,21 @@ use anyhow::Result;
 use prepull_e2e::teller::Teller;
 use serde::Serialize;
 
-use crate::measured::measured;
+use crate::measured::run_measurement;
 
-pub use figures::{Connect, Figures, Idle, JobFigures, Kill, Reports};
+pub use figures::{Connect, FleetFigures, Idle, JobFigures, Kill, Reports};
 pub use kruise::KruiseFigures;
-pub use listing::Listing;
-pub use measure::Plan;
+pub use listing::EdgeListing;
+pub use measure::MeasuredJob;
 pub use old_jobs::OldJobFigures;
-pub use options::Options;
+pub use options::FleetOptions;
 pub use people::{Cost, PeopleFigures, Scrapes};
 pub use rotation::RotationFigures;
-pub use scene::Scene;
+pub use scene::FleetScene;
 pub use table::{print, print_old_jobs};
 
 /// Runs the program. The exit status is 0 if every node ended and nothing was pulled twice.
-pub async fn run(options: Options) -> ExitCode {
+pub async fn run(options: FleetOptions) -> ExitCode {
     let teller = Teller::new();
     let measure = async {
         if options.rotate {
@@ -57,37 +57,37 @@ pub async fn run(options: Options) -> ExitCode {
             write_json(&options, &figures)?;
             Ok(figures.is_whole())
         } else {
-            let figures = Figures::measure(&options, &teller).await?;
+            let figures = FleetFigures::measure(&options, &teller).await?;
             print(&figures);
             write_json(&options, &figures)?;
             Ok(figures.job.is_whole())
         }
     };
-    measured(&teller, measure).await
+    run_measurement(&teller, measure).await
 }
 
-impl Figures {
+impl FleetFigures {
     /// Starts a fleet with these options, measures it, and stops it.
-    pub async fn measure(options: &Options, teller: &Teller) -> Result<Self> {
-        let (mut scene, connect) = Scene::start(options, teller).await?;
+    pub async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
+        let (mut scene, connect) = FleetScene::start(options, teller).await?;
         let idle = match options.idle {
-            Some(time) => Some(scene.idle(time, teller).await?),
+            Some(time) => Some(scene.measure_idle(time, teller).await?),
             None => None,
         };
-        let scraping = if options.people { Some(scene.scrape().await?) } else { None };
-        let job = scene.job(&options.plan("fleet"), teller).await?;
+        let scraping = if options.people { Some(scene.start_scraping().await?) } else { None };
+        let job = scene.measure_job(&options.job_to_measure("fleet"), teller).await?;
         let people = match scraping {
-            Some(scraping) => Some(scene.people("fleet", scraping, teller).await?),
+            Some(scraping) => Some(scene.measure_people("fleet", scraping, teller).await?),
             None => None,
         };
-        let (cluster, machine) = (scene.cluster().version().await?, prepull_e2e::usage::machine());
+        let (cluster, machine) = (scene.cluster().version().await?, prepull_e2e::usage::describe_machine());
         Ok(Self { options: options.clone(), cluster, machine, connect, idle, job, people })
     }
 }
 
 /// Writes the figures as one line of JSON.
 #[allow(clippy::print_stdout)]
-fn write_json(options: &Options, figures: &impl Serialize) -> Result<()> {
+fn write_json(options: &FleetOptions, figures: &impl Serialize) -> Result<()> {
     match &options.json {
         Some(file) => crate::measured::write_json(file, figures)?,
         None => println!("\n{}", serde_json::to_string(figures)?),

@@ -11,7 +11,10 @@ use serde::Serialize;
 use crate::interrupt::{INTERRUPTED, unless_interrupted};
 
 /// Measures until the end or Ctrl-C. The exit status is 0 if `measure` returns true.
-pub(crate) async fn measured(teller: &Teller, measure: impl Future<Output = Result<bool>>) -> ExitCode {
+pub(crate) async fn run_measurement(
+    teller: &Teller,
+    measure: impl Future<Output = Result<bool>>,
+) -> ExitCode {
     // Held to the end, so that all parts use the same place.
     let place = match Place::here() {
         Ok(place) => place,

@@ -2,7 +2,7 @@
 //! CPU and memory of each box. For operators who want to know the effect on their site.
 //!
 //! ```text
-//!  Options ─▶ Boxes ─▶ rows: Run::begin ─▶ (faults) ─▶ Run::finish ─▶ Figures ─▶ table, JSON
+//!  SiteOptions ─▶ Boxes ─▶ rows: Run::begin ─▶ (faults) ─▶ Run::finish ─▶ SiteFigures ─▶ table, JSON
 //! ```
 
 mod options;
@@ -16,16 +16,16 @@ use prepull_e2e::boxes::Row;
 use prepull_e2e::teller::Teller;
 use serde::Serialize;
 
-pub use options::Options;
+pub use options::SiteOptions;
 
-use crate::measured::{measured, write_json};
+use crate::measured::{run_measurement, write_json};
 
 /// Everything that a run measures.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Figures {
+struct SiteFigures {
     /// The options of the run.
-    options: Options,
+    options: SiteOptions,
     /// Cores and memory of this machine.
     machine: String,
     /// Bytes of the image.
@@ -37,7 +37,7 @@ struct Figures {
 }
 
 /// Runs the program. The exit status is 0 if every job ended as it should have.
-pub async fn run(options: Options) -> ExitCode {
+pub async fn run(options: SiteOptions) -> ExitCode {
     let teller = Teller::new();
     let measure = async {
         let figures = rows::measure(&options, &teller).await?;
@@ -47,5 +47,5 @@ pub async fn run(options: Options) -> ExitCode {
         }
         Ok(true)
     };
-    measured(&teller, measure).await
+    run_measurement(&teller, measure).await
 }

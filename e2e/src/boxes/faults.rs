@@ -13,7 +13,7 @@ use super::run::{Order, Run};
 use super::scene::Boxes;
 use crate::network::Outlet;
 use crate::network::lan::Vlan;
-use crate::node::Start;
+use crate::node::NodeStart;
 use crate::teller::Teller;
 
 /// Offset of the wrong clock in seconds, longer than the lifetime of a ticket. It's fast, because to a slow clock no
@@ -151,7 +151,7 @@ async fn add_odd(boxes: &mut Boxes, fault: Fault, odd: &str) -> Result<Option<Li
     Ok(None)
 }
 
-fn advertise_liar<'a>(start: Start<'a>, outlet: &Outlet) -> Start<'a> {
+fn advertise_liar<'a>(start: NodeStart<'a>, outlet: &Outlet) -> NodeStart<'a> {
     start.args(&["--peer-advertise", &Liar::address(outlet).to_string()])
 }
 

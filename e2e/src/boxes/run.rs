@@ -109,12 +109,12 @@ impl Process {
     fn now(pid: u32) -> Result<Self> {
         // Reset the peak, so that it's that of this job.
         std::fs::write(format!("/proc/{pid}/clear_refs"), "5").context("cannot reset the peak of memory")?;
-        Ok(Self { pid, used: Usage::of(pid)? })
+        Ok(Self { pid, used: Usage::of_process(pid)? })
     }
 
     /// The usage since then. For a restarted process, its whole usage.
     fn since(&self, pid: u32) -> Result<OfProcess> {
-        let now = Usage::of(pid)?;
+        let now = Usage::of_process(pid)?;
         let before = if pid == self.pid { self.used.cpu } else { Duration::ZERO };
         Ok(OfProcess { cpu_seconds: now.cpu.saturating_sub(before).as_secs_f64(), peak: now.peak })
     }

@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::images::Image;
 use crate::network::lan::Vlan;
 use crate::network::{Lan, Outlet, Uplink};
-use crate::node::{EdgeNode, Start};
+use crate::node::{EdgeNode, NodeStart};
 use crate::registry::Registry;
 
 /// Flag of an agent that serves the other boxes.
@@ -80,7 +80,7 @@ impl Boxes {
     pub async fn start(plan: &Plan) -> Result<Self> {
         let lan = Lan::new(plan.uplink.clone()).await?;
         let (cluster, registry) =
-            tokio::try_join!(Cluster::start(), Registry::start().named(REGISTRY).into_future())?;
+            tokio::try_join!(Cluster::start(), Registry::start().with_host(REGISTRY).into_future())?;
         if plan.cloud.iter().any(|flag| flag == "--enable-kruise-api") {
             cluster.install_kruise().await?;
         }
@@ -89,8 +89,8 @@ impl Boxes {
             cloud = cloud.arg(flag);
         }
         let cloud = cloud.await?;
-        let (tunnel, upstream) = (lan.reach(cloud.tunnel_addr())?, lan.reach(registry.addr())?);
-        registry.route(upstream)?;
+        let (tunnel, upstream) = (lan.open_door(cloud.tunnel_addr())?, lan.open_door(registry.addr())?);
+        registry.route_to(upstream)?;
         let image = Image::of_layers("site", &plan.layers)?;
         let reference = registry.seed(&image, IMAGE)?;
         let agent = plan.agent.clone();
@@ -115,7 +115,7 @@ impl Boxes {
         &mut self,
         name: &str,
         vlan: Vlan,
-        how: impl for<'a> FnOnce(Start<'a>, &Outlet) -> Result<Start<'a>>,
+        how: impl for<'a> FnOnce(NodeStart<'a>, &Outlet) -> Result<NodeStart<'a>>,
     ) -> Result<()> {
         let added = self.make_box(name, vlan, how).await?;
         added.node.is_connected().await?;
@@ -133,7 +133,7 @@ impl Boxes {
         &self,
         name: &str,
         vlan: Vlan,
-        how: impl for<'a> FnOnce(Start<'a>, &Outlet) -> Result<Start<'a>>,
+        how: impl for<'a> FnOnce(NodeStart<'a>, &Outlet) -> Result<NodeStart<'a>>,
     ) -> Result<SiteBox> {
         let outlet = self.lan.outlet_in(vlan).await?;
         self.cluster.node(name).edge().ready().label(SITE.0, SITE.1).create().await?;

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use prepull_api::sites::{BlobNews, BlobState, Blobs, From, LEAST_SHARED, PeerDoor, PeerFailure, Sources};
+use prepull_api::sites::{
+    BlobNews, BlobSources, BlobState, Blobs, From, LEAST_SHARED, PeerDoor, PeerFailure,
+};
 use prepull_api::task::TaskId;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::time::timeout;
@@ -23,7 +25,7 @@ use crate::images::Image;
 use crate::intruder::{Intruder, Wire};
 use crate::network::Outlet;
 use crate::place::Place;
-use crate::sim::certificates::Authority;
+use crate::sim::certificates::CloudAuthority;
 
 /// Time after which the script acts again although the cloud says nothing.
 const TICK: Duration = Duration::from_millis(50);
@@ -49,7 +51,7 @@ pub enum Cue {
     /// A task has arrived.
     Task,
     /// The cloud names the sources of blobs.
-    Sources(Sources),
+    Sources(BlobSources),
     /// Some time has passed.
     Tick,
 }
@@ -66,11 +68,11 @@ pub struct Line {
 impl Stolen {
     /// Plugs a stolen box into the site, with a door that gives this answer.
     pub async fn join(boxes: &Boxes, name: &str, answer: Answer) -> Result<Self> {
-        let outlet = boxes.lan.outlet().await?;
+        let outlet = boxes.lan.add_outlet().await?;
         boxes.cluster.node(name).edge().ready().label(SITE.0, SITE.1).create().await?;
         let intruder = Intruder::of(&boxes.cluster, &boxes.cloud, name).await?;
         let state = boxes.cluster.place().new_dir(name)?;
-        Authority::of(&boxes.cluster).await?.join(&state, name)?;
+        CloudAuthority::from_cluster(&boxes.cluster).await?.join(&state, name)?;
         let door = Liar::answering(&outlet, &state, &boxes.image, answer)?;
         let place = Arc::clone(boxes.cluster.place());
         Ok(Self { name: name.to_owned(), outlet, intruder, state, door, place })
@@ -122,7 +124,7 @@ impl Stolen {
         command.arg("--cert").arg(pki.join("client.crt")).arg("--key").arg(pki.join("client.key"));
         command.arg("--header").arg(format!("Authorization: Ticket {ticket}"));
         command.arg(format!("https://{from}/blobs/{digest}"));
-        Child::spawn(&self.place, "slow-reader", self.outlet.space().command(&command))
+        Child::spawn(&self.place, "slow-reader", self.outlet.space().wrap_command(&command))
     }
 
     /// Opens a TCP connection to where a box serves, and says nothing.
@@ -190,7 +192,7 @@ pub fn invented(number: usize) -> String {
 }
 
 /// The neighbours that are named for each blob.
-pub fn peers(sources: &Sources) -> impl Iterator<Item = (&str, &prepull_api::sites::Peer)> {
+pub fn peers(sources: &BlobSources) -> impl Iterator<Item = (&str, &prepull_api::sites::BlobPeer)> {
     sources.blobs.iter().flat_map(|blob| {
         let peers = if let From::Peers { peers } = &blob.from { peers.as_slice() } else { &[] };
         peers.iter().map(|peer| (blob.digest.as_str(), peer))

@@ -85,7 +85,7 @@ impl<'a> Start<'a> {
     /// Runs the cloud in its namespace of the network.
     #[must_use]
     pub fn within(mut self, network: &Network) -> Self {
-        self.space = Some(network.cloud().clone());
+        self.space = Some(network.cloud_space().clone());
         self
     }
 

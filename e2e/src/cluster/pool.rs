@@ -25,7 +25,7 @@ use anyhow::{Context, Result};
 use super::server::{Server, kubeconfig};
 use super::{ACCOUNT, Cluster, Serving, client, restore, sweep};
 use crate::cleanup::Child;
-use crate::keep::keeping;
+use crate::keep::keeps_everything;
 use crate::parts;
 
 /// Logs of the server that are linked into the log directory of the test.
@@ -86,7 +86,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if !keeping() {
+        if !keeps_everything() {
             // If this fails, the next test starts another server.
             if self.changes && std::fs::write(self.slot.join(CHANGED), "").is_err() {
                 return;

@@ -88,7 +88,7 @@ impl Server {
         let (etcd_port, port) = (Port::reserve()?, Port::reserve()?);
         let ground = ground.map(|ground| {
             let room = Some(ground.control());
-            let etcd = Passage::through(None, room, etcd_port.addr())?;
+            let etcd = Passage::between_spaces(None, room, etcd_port.addr())?;
             let apiserver = ([127, 0, 0, 1], ground::API_PORT).into();
             let apiserver = Passage::open((None, port.addr()), (room, apiserver), Duration::ZERO)?;
             anyhow::Ok((ground, vec![etcd, apiserver]))
@@ -166,7 +166,7 @@ impl Server {
                 &format!("--audit-policy-file={}", file("audit.json")),
                 &format!("--audit-log-path={}", self.audit_log().display()),
             ]);
-            command = ground.control().command(&command);
+            command = ground.control().wrap_command(&command);
         } else {
             command.args([
                 "--bind-address=127.0.0.1",
@@ -203,10 +203,10 @@ impl Server {
         let (ground, _) = self.ground.as_ref().context("this cluster has no control room")?;
         let kubeconfig = self.dir.join(format!("{program}.kubeconfig"));
         std::fs::write(&kubeconfig, self.kubeconfig_for(&format!("system:{program}"), None, "127.0.0.1")?)?;
-        let mut command = Command::new(parts::kubernetes(program)?);
+        let mut command = Command::new(parts::kubernetes_program(program)?);
         command.arg("--kubeconfig").arg(kubeconfig);
         command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]).args(arguments);
-        let mut command = ground.control().command(&command);
+        let mut command = ground.control().wrap_command(&command);
         command.current_dir(&self.dir);
         (self.spawn)(program, command)
     }
@@ -292,7 +292,7 @@ fn spawn_etcd(spawn: &Spawn, dir: &Path, port: u16, room: Option<&Space>) -> Res
         "warn",
     ]);
     if let Some(room) = room {
-        command = room.command(&command);
+        command = room.wrap_command(&command);
     }
     spawn("etcd", command)
 }

@@ -4,7 +4,7 @@ use std::io::{Cursor, Read};
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result};
-use prepull_delta::make::{Resources, Root, Tar, make, unpack};
+use prepull_delta::make::{Resources, Root, Tar, make_diff, unpack};
 use prepull_delta::manifest as names;
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ impl Delta {
         Self::with(from, to, |old, new| {
             let mut out = Cursor::new(Vec::new());
             let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            make(old, new, &mut out, &Resources { threads, memory: 256 << 20 }, &mut |_| {})?;
+            make_diff(old, new, &mut out, &Resources { threads, memory: 256 << 20 }, &mut |_| {})?;
             Ok(out.into_inner())
         })
     }

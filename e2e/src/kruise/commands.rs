@@ -14,7 +14,7 @@ impl Cluster {
     pub async fn shell(&self, line: &str) -> Result<String> {
         let mut command = self.shell_command()?;
         command.args(["-ec", line]);
-        parts::output(command).await.with_context(|| line.to_owned())
+        parts::run_command(command).await.with_context(|| line.to_owned())
     }
 
     /// Runs a line of shell like [`Self::shell`], in this directory. Returns its exit status, and its output with its errors.
@@ -36,7 +36,7 @@ impl Cluster {
     }
 
     /// Runs a `kubectl edit` command with an editor that replaces the line `line` by `text`.
-    pub async fn edit(&self, kubectl: &str, line: &str, text: &str) -> Result<String> {
+    pub async fn kubectl_edit(&self, kubectl: &str, line: &str, text: &str) -> Result<String> {
         let dir = self.place().new_dir("editor")?;
         let (insert, editor) = (dir.join("text"), dir.join("editor.sh"));
         std::fs::write(&insert, text)?;
@@ -49,14 +49,14 @@ impl Cluster {
         let mut command = self.shell_command()?;
         command.env("KUBE_EDITOR", format!("bash -e {}", editor.display()));
         command.args(["-ec", kubectl]);
-        parts::output(command).await.with_context(|| kubectl.to_owned())
+        parts::run_command(command).await.with_context(|| kubectl.to_owned())
     }
 
     fn shell_command(&self) -> Result<Command> {
         let home = self.place().dir().join("home");
         let programs = home.join("bin");
         std::fs::create_dir_all(&programs)?;
-        let plugin = parts::program("kubectl-prepull").ok().map(|plugin| ("kubectl-prepull", plugin));
+        let plugin = parts::program_path("kubectl-prepull").ok().map(|plugin| ("kubectl-prepull", plugin));
         for (name, program) in [("kubectl", parts::kubectl())].into_iter().chain(plugin) {
             let link = programs.join(name);
             if program.is_absolute() && !link.exists() {

@@ -11,33 +11,33 @@ use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus, NodeImage, NodeImag
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::object::Object;
+use super::object::KruiseObject;
 use crate::cluster::Cluster;
 
 /// The NodeImage of one node.
-pub type NodeImages = Object<NodeImage>;
+pub type KruiseNodeImage = KruiseObject<NodeImage>;
 
 /// One tag of a NodeImage.
 #[derive(Clone)]
-pub struct Tag {
-    of: NodeImages,
+pub struct NodeImageTag {
+    of: KruiseNodeImage,
     image: String,
     name: String,
 }
 
 impl Cluster {
     /// The NodeImage of a node, which exists or will.
-    pub fn node_image(&self, node: &str) -> NodeImages {
-        Object::new(self, Api::all(self.client()), node)
+    pub fn node_image(&self, node: &str) -> KruiseNodeImage {
+        KruiseObject::new(self, Api::all(self.client()), node)
     }
 
     /// Watches from now on how many nodes have open tags.
-    pub fn nodes_at_work(&self) -> AtWork {
-        AtWork::watch(Api::all(self.client()))
+    pub fn nodes_at_work(&self) -> OpenTagWatch {
+        OpenTagWatch::watch(Api::all(self.client()))
     }
 
     /// Creates an empty NodeImage, as a user might.
-    pub async fn create_node_image(&self, name: &str) -> Result<NodeImages> {
+    pub async fn create_node_image(&self, name: &str) -> Result<KruiseNodeImage> {
         let made = NodeImage::new(name, NodeImageSpec::default());
         Api::all(self.client()).create(&PostParams::default(), &made).await?;
         Ok(self.node_image(name))
@@ -54,21 +54,21 @@ pub fn name_and_tag(reference: &str) -> (&str, &str) {
     reference.rsplit_once(':').unwrap_or((reference, "latest"))
 }
 
-impl NodeImages {
+impl KruiseNodeImage {
     /// A tag of an image.
-    pub fn tag(&self, image: &str, tag: &str) -> Tag {
-        Tag { of: self.clone(), image: image.to_owned(), name: tag.to_owned() }
+    pub fn tag(&self, image: &str, tag: &str) -> NodeImageTag {
+        NodeImageTag { of: self.clone(), image: image.to_owned(), name: tag.to_owned() }
     }
 
     /// The tag that a reference names.
-    pub fn image(&self, reference: &str) -> Tag {
+    pub fn referenced_tag(&self, reference: &str) -> NodeImageTag {
         let (image, tag) = name_and_tag(reference);
         self.tag(image, tag)
     }
 
     /// Waits until neither spec nor status has an image.
     pub async fn is_empty(&self) -> Result<NodeImage> {
-        self.until("is empty", |object| {
+        self.until_met("is empty", |object| {
             let status = object.status.as_ref();
             object.spec.images.is_empty() && status.is_none_or(|status| status.image_statuses.is_empty())
         })
@@ -76,14 +76,14 @@ impl NodeImages {
     }
 }
 
-impl Tag {
+impl NodeImageTag {
     /// NodeImage of the tag.
-    pub fn node_image(&self) -> &NodeImages {
+    pub fn node_image(&self) -> &KruiseNodeImage {
         &self.of
     }
 
     /// The entries of the tag in spec and status.
-    fn find(&self, object: &NodeImage) -> (Option<ImageTagSpec>, Option<ImageTagStatus>) {
+    fn find_entries(&self, object: &NodeImage) -> (Option<ImageTagSpec>, Option<ImageTagStatus>) {
         let spec = object.spec.images.get(&self.image);
         let spec = spec.and_then(|image| image.tags.iter().find(|tag| tag.tag == self.name)).cloned();
         let status = object.status.as_ref().and_then(|status| status.image_statuses.get(&self.image));
@@ -92,14 +92,14 @@ impl Tag {
     }
 
     /// Waits until the entries in spec and status satisfy a condition; `what` names it in errors.
-    pub async fn until(
+    pub async fn until_met(
         &self,
         what: &str,
         mut is_met: impl FnMut(Option<&ImageTagSpec>, Option<&ImageTagStatus>) -> bool,
     ) -> Result<(Option<ImageTagSpec>, Option<ImageTagStatus>)> {
         self.of
             .until_some(&format!("{}:{} {what}", self.image, self.name), |object| {
-                let (spec, status) = self.find(object);
+                let (spec, status) = self.find_entries(object);
                 is_met(spec.as_ref(), status.as_ref()).then_some((spec, status))
             })
             .await
@@ -107,24 +107,24 @@ impl Tag {
 
     /// Waits until the tag is in the spec, and returns its entry.
     pub async fn is_requested(&self) -> Result<ImageTagSpec> {
-        let (spec, _) = self.until("is in the spec", |spec, _| spec.is_some()).await?;
+        let (spec, _) = self.until_met("is in the spec", |spec, _| spec.is_some()).await?;
         Ok(spec.unwrap_or_default())
     }
 
     /// Reads the entry in the status, if there is one.
     pub async fn status(&self) -> Result<Option<ImageTagStatus>> {
-        Ok(self.find(&self.of.get().await?).1)
+        Ok(self.find_entries(&self.of.get().await?).1)
     }
 
     /// Reads the entry in the spec, if there is one.
     pub async fn spec(&self) -> Result<Option<ImageTagSpec>> {
-        Ok(self.find(&self.of.get().await?).0)
+        Ok(self.find_entries(&self.of.get().await?).0)
     }
 
     /// Waits until the tag is being pulled.
     pub async fn is_pulling(&self) -> Result<ImageTagStatus> {
         let pulls = |status: Option<&ImageTagStatus>| status.is_some_and(|s| s.phase == PullPhase::Pulling);
-        let (_, status) = self.until("is pulled", |_, status| pulls(status)).await?;
+        let (_, status) = self.until_met("is pulled", |_, status| pulls(status)).await?;
         Ok(status.unwrap_or_default())
     }
 
@@ -143,7 +143,7 @@ impl Tag {
         let ended = |spec: Option<&ImageTagSpec>, status: Option<&ImageTagStatus>| {
             spec.zip(status).is_some_and(|(spec, status)| status.has_ended(spec.version))
         };
-        let (_, status) = self.until(&format!("is {phase:?}"), ended).await?;
+        let (_, status) = self.until_met(&format!("is {phase:?}"), ended).await?;
         let status = status.unwrap_or_default();
         if status.phase != phase {
             let object = self.of.get().await.ok();
@@ -160,28 +160,28 @@ impl Tag {
 
     /// Waits until the tag is neither in the spec nor in the status.
     pub async fn is_gone(&self) -> Result<()> {
-        self.until("is gone", |spec, status| spec.is_none() && status.is_none()).await?;
+        self.until_met("is gone", |spec, status| spec.is_none() && status.is_none()).await?;
         Ok(())
     }
 }
 
 /// A watch of how many nodes have open tags, which are in the spec and have not ended. Ends when dropped.
-pub struct AtWork {
-    counts: watch::Receiver<Counts>,
+pub struct OpenTagWatch {
+    counts: watch::Receiver<OpenTagCounts>,
     task: JoinHandle<()>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct OpenTagCounts {
     now: usize,
     most: usize,
     /// Largest number of open tags of one node.
     most_tags: usize,
 }
 
-impl AtWork {
+impl OpenTagWatch {
     fn watch(api: Api<NodeImage>) -> Self {
-        let (sender, counts) = watch::channel(Counts::default());
+        let (sender, counts) = watch::channel(OpenTagCounts::default());
         let task = tokio::spawn(async move {
             let mut changes = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
             let (mut open, mut seen) = (BTreeMap::new(), BTreeSet::new());
@@ -213,12 +213,12 @@ impl AtWork {
     }
 
     /// Number of nodes that have open tags now.
-    pub fn now(&self) -> usize {
+    pub fn nodes_now(&self) -> usize {
         self.counts.borrow().now
     }
 
     /// Largest number of nodes that had open tags at the same time.
-    pub fn most(&self) -> usize {
+    pub fn most_nodes(&self) -> usize {
         self.counts.borrow().most
     }
 
@@ -233,12 +233,12 @@ impl AtWork {
         let reached = counts.wait_for(|counts| counts.now == nodes);
         match tokio::time::timeout(crate::cleanup::SOON, reached).await {
             Ok(reached) => Ok(reached.map(drop)?),
-            Err(_) => bail!("{} nodes have open tags, not {nodes}", self.now()),
+            Err(_) => bail!("{} nodes have open tags, not {nodes}", self.nodes_now()),
         }
     }
 }
 
-impl Drop for AtWork {
+impl Drop for OpenTagWatch {
     fn drop(&mut self) {
         self.task.abort();
     }

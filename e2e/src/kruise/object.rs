@@ -23,27 +23,27 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Programs with logs that are shown if an object doesn't reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
-/// A kind that an [`Object`] can have.
-pub trait Kind:
+/// A kind that an [`KruiseObject`] can have.
+pub trait KruiseResource:
     Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
 {
 }
 
-impl<K> Kind for K where
+impl<K> KruiseResource for K where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
 {
 }
 
 /// An object that exists, or will.
 #[derive(Clone)]
-pub struct Object<K> {
+pub struct KruiseObject<K> {
     place: Arc<Place>,
     pub(super) api: Api<K>,
     pub(super) name: String,
     limit: Duration,
 }
 
-impl<K: Kind> Object<K> {
+impl<K: KruiseResource> KruiseObject<K> {
     pub(super) fn new(cluster: &Cluster, api: Api<K>, name: &str) -> Self {
         Self { place: Arc::clone(cluster.place()), api, name: name.to_owned(), limit: LIMIT }
     }
@@ -55,7 +55,7 @@ impl<K: Kind> Object<K> {
 
     /// Sets the limit of later waits, instead of two minutes.
     #[must_use]
-    pub fn within(mut self, limit: Duration) -> Self {
+    pub fn with_limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
@@ -72,11 +72,11 @@ impl<K: Kind> Object<K> {
 
     /// Waits until the object satisfies a condition; `what` names it in errors. After the limit, the error shows the
     /// object and the logs.
-    pub async fn until(&self, what: &str, mut is_met: impl FnMut(&K) -> bool) -> Result<K> {
+    pub async fn until_met(&self, what: &str, mut is_met: impl FnMut(&K) -> bool) -> Result<K> {
         self.until_some(what, |object| is_met(object).then(|| object.clone())).await
     }
 
-    /// Like [`Self::until`], but waits until `found` returns something, and returns that.
+    /// Like [`Self::until_met`], but waits until `found` returns something, and returns that.
     pub async fn until_some<T>(&self, what: &str, mut found: impl FnMut(&K) -> Option<T>) -> Result<T> {
         let mut last = None;
         let search = async {
@@ -106,7 +106,7 @@ impl<K: Kind> Object<K> {
 
     /// Waits until the object exists.
     pub async fn exists(&self) -> Result<K> {
-        self.until("exists", |_| true).await
+        self.until_met("exists", |_| true).await
     }
 
     /// Waits until the object no longer exists.
@@ -151,7 +151,7 @@ impl<K: Kind> Object<K> {
     }
 
     /// Waits for an event with this reason, and returns its type and message. Events may come after the status.
-    pub async fn event(&self, reason: &str) -> Result<(String, String)> {
+    pub async fn wait_for_event(&self, reason: &str) -> Result<(String, String)> {
         eventually(&format!("event {reason} on {}", self.title()), SOON, async || {
             let events = self.events().await?;
             let found = events.iter().find(|(_, found, _)| found == reason);

@@ -9,7 +9,13 @@ use crate::cluster::Cluster;
 
 impl Cluster {
     /// Creates a pod that runs on the node, with these labels.
-    pub async fn pod(&self, namespace: &str, name: &str, node: &str, labels: &[(&str, &str)]) -> Result<()> {
+    pub async fn create_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        node: &str,
+        labels: &[(&str, &str)],
+    ) -> Result<()> {
         self.namespace(namespace).await?;
         let labels: serde_json::Map<_, _> =
             labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())).collect();

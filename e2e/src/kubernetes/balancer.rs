@@ -40,14 +40,14 @@ impl Balancer {
                 pod.map(|pod| SocketAddr::from((pod, address.port())))
             };
             let room = Some(ground.control());
-            Passage::lead((room, address), room, target, Duration::ZERO)
+            Passage::open_to_target((room, address), room, target, Duration::ZERO)
         });
         let passages = passages.collect::<Result<Vec<_>>>()?;
         let client = cluster.client();
         let task = background::runtime()?.spawn(async move {
             loop {
                 // While the API server is away, the last pod is as good as any.
-                if let Ok(found) = endpoint(client.clone()).await {
+                if let Ok(found) = ready_endpoint(client.clone()).await {
                     *pod.lock().unwrap_or_else(PoisonError::into_inner) = found;
                 }
                 tokio::time::sleep(INTERVAL).await;
@@ -64,7 +64,7 @@ impl Drop for Balancer {
 }
 
 /// Address of the first pod behind the Service that is ready.
-async fn endpoint(client: Client) -> Result<Option<IpAddr>> {
+async fn ready_endpoint(client: Client) -> Result<Option<IpAddr>> {
     let api: Api<EndpointSlice> = Api::namespaced(client, NAMESPACE);
     let selected = ListParams::default().labels("kubernetes.io/service-name=cloudcore-prepull");
     let slices = api.list(&selected).await?;

@@ -23,11 +23,11 @@ pub struct Installation<'a> {
 
 impl<'a> Installation<'a> {
     /// Copies the manifests. Nothing is applied yet.
-    pub async fn copy(kubernetes: &'a Kubernetes) -> Result<Self> {
+    pub async fn copy_manifests(kubernetes: &'a Kubernetes) -> Result<Self> {
         let dir = kubernetes.cluster().place().new_dir("manifests")?;
         let mut command = Command::new("cp");
         command.arg("-r").arg(parts::workspace().join("manifests/.")).arg(&dir);
-        parts::output(command).await?;
+        parts::run_command(command).await?;
         Ok(Self { kubernetes, dir })
     }
 
@@ -37,7 +37,7 @@ impl<'a> Installation<'a> {
     }
 
     /// Replaces a text in a file of the copy. Fails if it isn't there exactly once.
-    pub fn set(&self, file: &str, from: &str, to: &str) -> Result<()> {
+    pub fn replace_text(&self, file: &str, from: &str, to: &str) -> Result<()> {
         let path = self.dir.join(file);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let found = text.matches(from).count();
@@ -49,7 +49,7 @@ impl<'a> Installation<'a> {
     pub fn set_image(&self, program: &str, image: &str) -> Result<()> {
         let folder = if program == "cloudcore-prepull" { "cluster" } else { "edgecore-prepull" };
         let file = format!("{folder}/kustomization.yaml");
-        self.set(&file, &format!("newName: {program}"), &format!("newName: {image}"))
+        self.replace_text(&file, &format!("newName: {program}"), &format!("newName: {image}"))
     }
 
     /// Sets the address of the Service for edges, on both sides, and the agents' limits for the disk: by default they
@@ -57,14 +57,22 @@ impl<'a> Installation<'a> {
     pub fn set_address(&self) -> Result<()> {
         let address = self.kubernetes.balancer();
         let (cloud, edge) = ("cluster/kustomization.yaml", "edgecore-prepull/kustomization.yaml");
-        self.set(cloud, "PREPULL_ADVERTISE=cloudcore.example", &format!("PREPULL_ADVERTISE={address}"))?;
+        self.replace_text(
+            cloud,
+            "PREPULL_ADVERTISE=cloudcore.example",
+            &format!("PREPULL_ADVERTISE={address}"),
+        )?;
         let indent = "\n      - ";
         let room = format!("{indent}PREPULL_DISK_MIN_FREE=64MiB{indent}PREPULL_IMAGE_GC_HIGH_THRESHOLD=100%");
-        self.set(edge, "PREPULL_SERVER=cloudcore.example", &format!("PREPULL_SERVER={address}{room}"))
+        self.replace_text(
+            edge,
+            "PREPULL_SERVER=cloudcore.example",
+            &format!("PREPULL_SERVER={address}{room}"),
+        )
     }
 
     /// Applies a folder with `kubectl apply -k`. A warning of the API server is a failure.
-    pub async fn apply(&self, folder: &str) -> Result<String> {
+    pub async fn apply_folder(&self, folder: &str) -> Result<String> {
         let folder = self.dir.join(folder).display().to_string();
         self.kubernetes.cluster().kubectl(&["apply", "--warnings-as-errors", "-k", &folder]).await
     }
@@ -96,12 +104,12 @@ impl<'a> Installation<'a> {
 
     /// Installs both sides with the commands of the README and of the DaemonSet's kustomization, and waits until
     /// they're rolled out. Then every worker with the label of an edge node has an agent.
-    pub async fn on(kubernetes: &'a Kubernetes) -> Result<Self> {
-        let installation = Self::copy(kubernetes).await?;
+    pub async fn install_on(kubernetes: &'a Kubernetes) -> Result<Self> {
+        let installation = Self::copy_manifests(kubernetes).await?;
         installation.set_images()?;
         installation.set_address()?;
-        installation.cloud().await?;
-        installation.edges().await?;
+        installation.install_cloud().await?;
+        installation.install_edges().await?;
         Ok(installation)
     }
 
@@ -114,14 +122,14 @@ impl<'a> Installation<'a> {
     }
 
     /// Installs the cloud side, and waits until it's rolled out.
-    pub async fn cloud(&self) -> Result<()> {
-        self.apply("cluster").await?;
+    pub async fn install_cloud(&self) -> Result<()> {
+        self.apply_folder("cluster").await?;
         self.is_rolled_out(NAMESPACE, "deployment/cloudcore-prepull").await
     }
 
     /// Installs the agents, lets them join, and waits until they're rolled out.
-    pub async fn edges(&self) -> Result<()> {
-        self.apply("edgecore-prepull").await?;
+    pub async fn install_edges(&self) -> Result<()> {
+        self.apply_folder("edgecore-prepull").await?;
         self.lets_edges_join().await?;
         self.is_rolled_out(EDGE_NAMESPACE, "daemonset/edgecore-prepull").await
     }

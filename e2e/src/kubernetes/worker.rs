@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::ground::{Ground, Plot};
 use crate::machine;
 use crate::network::{Passage, Space};
-use crate::node::{Containerd, Paths, inside};
+use crate::node::{Containerd, Paths, command_inside};
 use crate::parts;
 use crate::place::Place;
 use crate::registry::Registry;
@@ -33,7 +33,7 @@ const CNI: &str = "etc/cni/net.d";
 
 /// Differences from the usual machine.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum WorkerKind {
     Plain,
     /// Its images are on a separate disk of this many bytes.
     OwnDisk(u64),
@@ -69,14 +69,14 @@ impl Worker {
         name: &str,
         sandbox: &str,
         registry: &Registry,
-        kind: Kind,
+        kind: WorkerKind,
     ) -> Result<Self> {
         let place = Place::here()?;
         let dir = place.new_dir(name)?;
-        if let Kind::OwnDisk(size) = kind {
+        if let WorkerKind::OwnDisk(size) = kind {
             mount_disk(&dir, size).await?;
         }
-        let paths = if matches!(kind, Kind::K3s) { Paths::K3S } else { Paths::USUAL };
+        let paths = if matches!(kind, WorkerKind::K3s) { Paths::K3S } else { Paths::USUAL };
         let Plot { space, address, pods } = ground.plot().await?;
         let (machine, init, group) = boot(&place, name, &space, &dir, &paths).await?;
         let network = json!({
@@ -88,7 +88,7 @@ impl Worker {
             }],
         });
         std::fs::write(dir.join(CNI).join("10-pods.conflist"), network.to_string())?;
-        let passages = vec![Passage::through(Some(&space), None, registry.addr())?];
+        let passages = vec![Passage::between_spaces(Some(&space), None, registry.addr())?];
         let containerd = Containerd::start_in_machine(name, init, &dir, &paths, sandbox).await?;
         // Before a pod needs it: by then its registry may be off.
         containerd.pull(sandbox, None).await?;
@@ -133,11 +133,11 @@ impl Worker {
 
     /// Free bytes on the disk that images are on.
     pub fn free_space(&self) -> Result<u64> {
-        Ok(self.space()?.0)
+        Ok(self.disk_space()?.0)
     }
 
     /// Free bytes, and all bytes, of the disk that images are on.
-    pub fn space(&self) -> Result<(u64, u64)> {
+    pub fn disk_space(&self) -> Result<(u64, u64)> {
         let stat = rustix::fs::statvfs(self.dir.join(IMAGES))?;
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
     }
@@ -156,7 +156,7 @@ impl Worker {
 
     /// Lets the machine reach a server of the test, under the same address.
     pub fn reaches_at(&mut self, addr: SocketAddr) -> Result<()> {
-        self.passages.push(Passage::through(Some(&self.space), None, addr)?);
+        self.passages.push(Passage::between_spaces(Some(&self.space), None, addr)?);
         Ok(())
     }
 
@@ -181,11 +181,11 @@ impl Worker {
             self.settings[name] = value.clone();
         }
         std::fs::write(self.path(KUBELET).join("config.json"), self.settings.to_string())?;
-        let mut command = Command::new(parts::kubernetes("kubelet")?);
+        let mut command = Command::new(parts::kubernetes_program("kubelet")?);
         command.args(["--config=/var/lib/kubelet/config.json", "--kubeconfig=/var/lib/kubelet/kubeconfig"]);
         command.args(["--hostname-override", &self.name, "--node-ip", &self.address.to_string()]);
         let log = format!("kubelet-{}", self.name);
-        self.kubelet = Some(Child::spawn(&self.place, &log, inside(self.init, &command))?);
+        self.kubelet = Some(Child::spawn(&self.place, &log, command_inside(self.init, &command))?);
         let what = format!("{} is Ready", self.name);
         let ready = eventually(&what, SOON, async || {
             let beat = self.heartbeat().await?;
@@ -218,13 +218,13 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let _ = self.kill_kubelet();
         let _ = self.containerd.kill9();
-        machine::end(&mut self.machine);
+        machine::end_machine(&mut self.machine);
     }
 }
 
 /// Reason why this machine can't run a worker, if any.
-pub fn lacks() -> Option<String> {
-    if let Err(error) = parts::kubernetes("kubelet") {
+pub fn missing_for_worker() -> Option<String> {
+    if let Err(error) = parts::kubernetes_program("kubelet") {
         return Some(format!("{error:#}"));
     }
     if !rustix::process::geteuid().is_root() {
@@ -263,7 +263,7 @@ async fn boot(
     let mut command = Command::new("bash");
     command.arg(parts::setup_dir().join("kubelet-machine.sh")).arg(name).arg(space.name()).arg(dir);
     command.arg([paths.data, paths.run, paths.etc].join(":"));
-    command.arg(parts::kubernetes("kubelet")?.parent().context("no directory")?);
+    command.arg(parts::kubernetes_program("kubelet")?.parent().context("no directory")?);
     command.args(parts::containerd_dir());
     let mut machine = Child::spawn(place, &format!("machine-{name}"), command)?;
     let up = dir.join("run/kubernetes/up");
@@ -288,10 +288,10 @@ async fn mount_disk(dir: &Path, size: u64) -> Result<()> {
     File::create(&file)?.set_len(size)?;
     let mut make = Command::new("mkfs.ext4");
     make.arg("-q").arg(&file);
-    parts::output(make).await?;
+    parts::run_command(make).await?;
     let mut mount = Command::new("mount");
     mount.args(["-o", "loop"]).arg(&file).arg(&images);
-    parts::output(mount).await.map(drop)
+    parts::run_command(mount).await.map(drop)
 }
 
 /// Settings of every kubelet here: its own control group and DNS, and no limits for this machine's disk.

@@ -144,7 +144,7 @@ impl Lan {
     }
 
     /// Lets the site reach a server on loopback, over the uplink. Returns the address for the boxes.
-    pub fn reach(&self, server: SocketAddr) -> Result<SocketAddr> {
+    pub fn open_door(&self, server: SocketAddr) -> Result<SocketAddr> {
         let door = SocketAddr::from((OUTSIDE, server.port()));
         let passage = Passage::open((Some(&self.outside), door), (None, server), self.uplink.delay)?;
         self.doors.lock().unwrap_or_else(PoisonError::into_inner).push(passage);
@@ -152,7 +152,7 @@ impl Lan {
     }
 
     /// Plugs a new box into the switch of the office.
-    pub async fn outlet(&self) -> Result<Outlet> {
+    pub async fn add_outlet(&self) -> Result<Outlet> {
         self.outlet_in(Vlan::Office).await
     }
 
@@ -189,26 +189,26 @@ impl Lan {
 
     /// Bytes that the uplink has carried to the site, with the headers of every packet.
     pub async fn carried_down(&self) -> Result<u64> {
-        uplink::carried(&self.outside).await
+        uplink::sent_bytes(&self.outside).await
     }
 
     /// Bytes that the uplink has carried from the site.
     pub async fn carried_up(&self) -> Result<u64> {
-        uplink::carried(&self.router).await
+        uplink::sent_bytes(&self.router).await
     }
 
     /// Drops everything on the uplink from now on, without a sign to either end.
     pub async fn cut(&self) -> Result<()> {
-        self.cutting("-I").await
+        self.change_cut_rules("-I").await
     }
 
     /// Ends [`Self::cut`].
     pub async fn mend(&self) -> Result<()> {
-        self.cutting("-D").await
+        self.change_cut_rules("-D").await
     }
 
     /// Adds or removes the rules of a cut. They come before the bucket, so dropped packets aren't counted.
-    async fn cutting(&self, how: &str) -> Result<()> {
+    async fn change_cut_rules(&self, how: &str) -> Result<()> {
         for (chain, direction) in [("OUTPUT", "-o"), ("INPUT", "-i")] {
             self.outside.iptables(&[how, chain, direction, DEVICE, "-j", "DROP"]).await?;
         }
@@ -228,7 +228,7 @@ impl Outlet {
     }
 
     /// Tries to connect to an address from the box.
-    pub fn connect(&self, addr: SocketAddr) -> Result<()> {
+    pub fn try_connect(&self, addr: SocketAddr) -> Result<()> {
         self.open(addr).map(drop)
     }
 

@@ -24,28 +24,28 @@ const PIECE: usize = 16 * 1024;
 pub struct Passage(#[expect(dead_code, reason = "held for its drop")] DropGuard);
 
 /// An address in a namespace; without a namespace, in that of this process.
-type End<'a> = (Option<&'a Space>, SocketAddr);
+type PassageEnd<'a> = (Option<&'a Space>, SocketAddr);
 
 impl Passage {
     /// Forwards a loopback address of one namespace to the same address in another one.
-    pub fn through(from: Option<&Space>, to: Option<&Space>, addr: SocketAddr) -> Result<Self> {
+    pub fn between_spaces(from: Option<&Space>, to: Option<&Space>, addr: SocketAddr) -> Result<Self> {
         Self::open((from, addr), (to, addr), Duration::ZERO)
     }
 
     /// Opens a passage that delays every piece, without delaying those behind it further.
-    pub(crate) fn open(from: End<'_>, to: End<'_>, delay: Duration) -> Result<Self> {
-        Self::lead(from, to.0, move || Some(to.1), delay)
+    pub(crate) fn open(from: PassageEnd<'_>, to: PassageEnd<'_>, delay: Duration) -> Result<Self> {
+        Self::open_to_target(from, to.0, move || Some(to.1), delay)
     }
 
     /// Opens a passage to the address that `target` returns for each connection. Without an address the connection is
     /// closed, like a Service without endpoints.
-    pub(crate) fn lead(
-        from: End<'_>,
+    pub(crate) fn open_to_target(
+        from: PassageEnd<'_>,
         to: Option<&Space>,
         target: impl Fn() -> Option<SocketAddr> + Send + 'static,
         delay: Duration,
     ) -> Result<Self> {
-        let listener = within(from.0, move || StdListener::bind(from.1))?;
+        let listener = run_in_space(from.0, move || StdListener::bind(from.1))?;
         listener.set_nonblocking(true)?;
         let stop = CancellationToken::new();
         let (stopped, space) = (stop.clone(), to.cloned());
@@ -57,7 +57,7 @@ impl Passage {
                 let (space, stopped) = (space.clone(), stopped.clone());
                 tokio::spawn(async move {
                     // If one side breaks, both connections are dropped.
-                    let _ = stopped.run_until_cancelled(carry(stream, space, addr, delay)).await;
+                    let _ = stopped.run_until_cancelled(carry_connection(stream, space, addr, delay)).await;
                 });
             }
         });
@@ -65,7 +65,7 @@ impl Passage {
     }
 }
 
-fn within<T: Send + 'static>(
+fn run_in_space<T: Send + 'static>(
     space: Option<&Space>,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -75,8 +75,13 @@ fn within<T: Send + 'static>(
     }
 }
 
-async fn carry(from: TcpStream, space: Option<Space>, addr: SocketAddr, delay: Duration) -> Result<()> {
-    let connect = move || within(space.as_ref(), move || StdStream::connect(addr));
+async fn carry_connection(
+    from: TcpStream,
+    space: Option<Space>,
+    addr: SocketAddr,
+    delay: Duration,
+) -> Result<()> {
+    let connect = move || run_in_space(space.as_ref(), move || StdStream::connect(addr));
     let to = tokio::task::spawn_blocking(connect).await??;
     to.set_nonblocking(true)?;
     let to = TcpStream::from_std(to)?;

@@ -8,9 +8,9 @@ pub struct Profile {
     /// Its name in tests and docs.
     pub name: &'static str,
     /// Towards the edge.
-    pub down: Way,
+    pub down: LinkDirection,
     /// From the edge.
-    pub up: Way,
+    pub up: LinkDirection,
     /// Lengths of up and down times, alternating.
     pub outages: Option<(Duration, Duration)>,
     /// Packets above this many bytes are dropped without an ICMP message.
@@ -26,7 +26,7 @@ pub struct Profile {
 
 /// One direction of a link.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct LinkDirection {
     /// Bits a second.
     pub rate: u64,
     /// Time from one end to the other.
@@ -52,9 +52,9 @@ pub struct Bursts {
 
 const NO_LOSS: Bursts = Bursts { enter: 0.0, leave: 1.0, within: 0.0 };
 
-const fn way(kbits: u64, delay: u64, jitter: u64, loss: Bursts) -> Way {
+const fn way(kbits: u64, delay: u64, jitter: u64, loss: Bursts) -> LinkDirection {
     let [delay, jitter, queue] = [delay, jitter, 300];
-    Way {
+    LinkDirection {
         rate: kbits * 1000,
         delay: Duration::from_millis(delay),
         jitter: Duration::from_millis(jitter),
@@ -63,7 +63,7 @@ const fn way(kbits: u64, delay: u64, jitter: u64, loss: Bursts) -> Way {
     }
 }
 
-const fn link(name: &'static str, down: Way, up: Way) -> Profile {
+const fn link(name: &'static str, down: LinkDirection, up: LinkDirection) -> Profile {
     Profile {
         name,
         down,
@@ -93,7 +93,7 @@ pub const ASYMMETRIC: Profile = link("asymmetric", way(6_000, 20, 0, NO_LOSS), w
 
 /// A B channel of ISDN (ITU-T I.412), a leased line of a plant, or a mobile plan that has used up its volume.
 pub const KBITS_64: Profile = {
-    let way = Way { queue: Duration::from_secs(2), ..way(64, 60, 0, NO_LOSS) };
+    let way = LinkDirection { queue: Duration::from_secs(2), ..way(64, 60, 0, NO_LOSS) };
     link("64 kbit/s", way, way)
 };
 
@@ -108,7 +108,7 @@ pub const LTE_CELL_EDGE: Profile = {
     let loss = Bursts { enter: 0.01, leave: 0.4, within: 0.7 };
     let queue = Duration::from_secs(1);
     let [down, up] = [way(700, 40, 80, loss), way(400, 40, 80, loss)];
-    link("LTE at the cell edge", Way { queue, ..down }, Way { queue, ..up })
+    link("LTE at the cell edge", LinkDirection { queue, ..down }, LinkDirection { queue, ..up })
 };
 
 /// A link that goes away for 2 s in every 6: a loose plug, a modem that reconnects. Ours; there's no standard for it.

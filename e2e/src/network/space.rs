@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::keep::keeping;
+use crate::keep::keeps_everything;
 use crate::{parts, reaper};
 
 /// Number of namespaces that this process has created.
@@ -44,7 +44,7 @@ impl Space {
     }
 
     /// Wraps a command so that it runs in the namespace, with the same process id.
-    pub fn command(&self, command: &Command) -> Command {
+    pub fn wrap_command(&self, command: &Command) -> Command {
         let mut inside = Command::new("nsenter");
         inside
             .arg(format!("--net={}", self.file()))
@@ -64,14 +64,14 @@ impl Space {
     pub(super) async fn iptables(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("iptables");
         command.arg("--wait").args(arguments);
-        parts::output(self.command(&command)).await
+        parts::run_command(self.wrap_command(&command)).await
     }
 
     /// Runs `tc` in the namespace.
     pub(super) async fn tc(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("tc");
         command.args(arguments);
-        let output = parts::output(self.command(&command)).await;
+        let output = parts::run_command(self.wrap_command(&command)).await;
         output.with_context(|| format!("tc {}", arguments.join(" ")))
     }
 
@@ -91,7 +91,7 @@ impl Space {
 
 impl Drop for Named {
     fn drop(&mut self) {
-        if !keeping() {
+        if !keeps_everything() {
             // The reaper removes what cannot be removed now.
             let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
         }
@@ -101,6 +101,6 @@ impl Drop for Named {
 pub(crate) async fn ip(arguments: &[&str]) -> Result<()> {
     let mut command = Command::new("ip");
     command.args(arguments);
-    parts::output(command).await.with_context(|| format!("ip {}", arguments.join(" ")))?;
+    parts::run_command(command).await.with_context(|| format!("ip {}", arguments.join(" ")))?;
     Ok(())
 }

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tun_tap::{Iface, Mode};
 
-use super::profiles::{Profile, Way};
+use super::profiles::{LinkDirection, Profile};
 use super::{Passage, Space};
 use crate::background;
 use crate::chance::Chance;
@@ -36,7 +36,7 @@ const NEAR: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::new(10, 75, 0, 2), Ipv6Addr::new(0
 const PACKETS: usize = 4096;
 
 /// A wire with an edge at its end. It's removed when dropped.
-pub struct Wire {
+pub struct EdgeWire {
     edge: Space,
     far: Space,
     is_ipv6: bool,
@@ -45,7 +45,7 @@ pub struct Wire {
     stop: DropGuard,
 }
 
-impl Wire {
+impl EdgeWire {
     /// Lays a wire of this profile.
     pub async fn new(profile: &Profile, seed: u64) -> Result<Self> {
         let (far, edge) = (Space::new().await?, Space::new().await?);
@@ -69,7 +69,7 @@ impl Wire {
             (0..).zip([(far_tun, near_tun, profile.down), (near_tun, far_tun, profile.up)])
         {
             let carrier = Carrier::new(profile, way, seed.wrapping_add(number));
-            let carrying = carry(Arc::clone(from), Arc::clone(to), carrier);
+            let carrying = carry_packets(Arc::clone(from), Arc::clone(to), carrier);
             runtime.spawn(stop.clone().run_until_cancelled_owned(carrying));
         }
         let stop = stop.drop_guard();
@@ -82,12 +82,12 @@ impl Wire {
     }
 
     /// Namespace of the edge.
-    pub fn edge(&self) -> &Space {
+    pub fn edge_space(&self) -> &Space {
         &self.edge
     }
 
     /// Lets the edge reach a server on loopback. Returns the address for the edge.
-    pub fn reach(&self, server: SocketAddr) -> Result<SocketAddr> {
+    pub fn open_door(&self, server: SocketAddr) -> Result<SocketAddr> {
         let host = if self.is_ipv6 { IpAddr::V6(FAR.1) } else { IpAddr::V4(FAR.0) };
         let door = SocketAddr::from((host, server.port()));
         let passage = Passage::open((Some(&self.far), door), (None, server), Duration::ZERO)?;
@@ -123,7 +123,7 @@ impl Tun {
 
 /// Decides about each packet of one direction.
 struct Carrier {
-    way: Way,
+    way: LinkDirection,
     largest: usize,
     outages: Option<(Duration, Duration)>,
     begun: Instant,
@@ -136,7 +136,7 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn new(profile: &Profile, way: Way, seed: u64) -> Self {
+    fn new(profile: &Profile, way: LinkDirection, seed: u64) -> Self {
         let now = Instant::now();
         Self {
             way,
@@ -185,7 +185,7 @@ impl Carrier {
     }
 }
 
-async fn carry(from: Arc<Tun>, to: Arc<Tun>, mut carrier: Carrier) {
+async fn carry_packets(from: Arc<Tun>, to: Arc<Tun>, mut carrier: Carrier) {
     let (sender, mut packets) = mpsc::channel::<(Instant, Vec<u8>)>(PACKETS);
     let receive = async {
         let mut buffer = vec![0; 64 * 1024];
@@ -227,7 +227,8 @@ mod tests {
 
     #[test]
     fn packets_wait_arrive_and_vanish() {
-        let mut carrier = Carrier::new(&SATELLITE, Way { loss: BLACK_HOLE.down.loss, ..SATELLITE.down }, 1);
+        let mut carrier =
+            Carrier::new(&SATELLITE, LinkDirection { loss: BLACK_HOLE.down.loss, ..SATELLITE.down }, 1);
         let now = carrier.begun;
         let first = carrier.arrival(1500, now).map(|at| at - now);
         assert!(first.is_some_and(|after| after >= SATELLITE.down.delay), "{first:?}");

@@ -82,17 +82,17 @@ enum Enter {
 }
 
 impl Enter {
-    fn command(&self, command: Command) -> Command {
+    fn wrap_command(&self, command: Command) -> Command {
         match self {
             Self::Here => command,
-            Self::Space(space) => space.command(&command),
-            Self::Machine(init) => inside(*init, &command),
+            Self::Space(space) => space.wrap_command(&command),
+            Self::Machine(init) => command_inside(*init, &command),
         }
     }
 }
 
 /// Wraps a command so that it runs in the namespaces of a process, with its root.
-pub(crate) fn inside(init: u32, command: &Command) -> Command {
+pub(crate) fn command_inside(init: u32, command: &Command) -> Command {
     let mut entered = Command::new("nsenter");
     let namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--root", "--wd", "--"];
     entered.args(["--target", &init.to_string()]).args(namespaces);
@@ -163,7 +163,7 @@ impl Containerd {
         paths: &Paths,
         sandbox: &str,
     ) -> Result<Self> {
-        let config = paths.file();
+        let config = paths.config_file();
         let outside = |path: &Path| machine.join(path.strip_prefix("/").unwrap_or(path));
         std::fs::write(outside(&config), config::of_machine(paths, sandbox)?)?;
         let dir = outside(Path::new(paths.run));
@@ -186,11 +186,11 @@ impl Containerd {
 
     /// Free bytes on the disk of containerd's data.
     pub fn free_space(&self) -> Result<u64> {
-        Ok(self.space()?.0)
+        Ok(self.disk_space()?.0)
     }
 
     /// Free bytes, and all bytes, of the disk of containerd's data.
-    pub fn space(&self) -> Result<(u64, u64)> {
+    pub fn disk_space(&self) -> Result<(u64, u64)> {
         let stat = rustix::fs::statvfs(self.root())?;
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
     }
@@ -209,7 +209,7 @@ impl Containerd {
     async fn mount(&self, options: &str) -> Result<()> {
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", options, "prepull-e2e"]).arg(self.root());
-        parts::output(command).await.map(drop)
+        parts::run_command(command).await.map(drop)
     }
 
     /// Name of the node.
@@ -258,7 +258,7 @@ impl Containerd {
             let path = std::env::var("PATH").unwrap_or_default();
             command.env("PATH", format!("{}:{path}", dir.display()));
         }
-        let mut command = self.enter.command(command);
+        let mut command = self.enter.wrap_command(command);
         // containerd looks for its unpack tools in the working directory; it must not find another one's files there.
         command.current_dir(&self.dir);
         let mut process = Child::spawn(&self.place, &format!("containerd-{}", self.name), command)?;

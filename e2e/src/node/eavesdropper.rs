@@ -21,7 +21,7 @@ pub(super) struct Eavesdropper {
 
 impl Eavesdropper {
     /// Starts a relay to the given runtime.
-    pub(super) fn before(containerd: &Containerd) -> Result<Self> {
+    pub(super) fn in_front_of(containerd: &Containerd) -> Result<Self> {
         let (socket, target) = (containerd.dir().join("relay.sock"), containerd.socket());
         let heard = Arc::new(Mutex::default());
         let runtime = background::runtime()?;

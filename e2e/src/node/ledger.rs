@@ -19,7 +19,7 @@ pub struct LedgerTask {
 
 impl EdgeNode {
     /// Reads the tasks in the ledger, which are files under `tasks` in the state directory.
-    pub fn ledger(&self) -> Result<Vec<LedgerTask>> {
+    pub fn read_ledger(&self) -> Result<Vec<LedgerTask>> {
         let dir = self.state_dir().join("tasks");
         let mut tasks = Vec::new();
         for entry in std::fs::read_dir(&dir).into_iter().flatten() {
@@ -61,7 +61,7 @@ impl EdgeNode {
     /// Waits until the ledger satisfies a condition; `what` names it in errors.
     pub async fn ledger_gets(&self, what: &str, is_met: impl Fn(&[LedgerTask]) -> bool) -> Result<()> {
         eventually(&format!("the ledger of {} gets {what}", self.name()), SOON, async || {
-            let tasks = self.ledger()?;
+            let tasks = self.read_ledger()?;
             ensure!(is_met(&tasks), "it has {tasks:?}");
             Ok(())
         })

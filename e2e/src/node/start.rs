@@ -14,14 +14,14 @@ use super::eavesdropper::Eavesdropper;
 use super::{Containerd, EdgeNode};
 use crate::cloud::Cloud;
 use crate::disk::Format;
-use crate::network::{Cable, Outlet, Passage, Space, Wire};
+use crate::network::{Cable, EdgeWire, Outlet, Passage, Space};
 use crate::parts;
 use crate::place::Place;
 use crate::ports::Port;
 use crate::proxy::Proxy;
 
 /// An edge node that has not been started; `.await` starts it.
-pub struct Start<'a> {
+pub struct NodeStart<'a> {
     cloud: &'a Cloud,
     name: String,
     tunnel: SocketAddr,
@@ -48,7 +48,7 @@ enum Origin {
     StateDir(PathBuf),
 }
 
-impl<'a> Start<'a> {
+impl<'a> NodeStart<'a> {
     pub(super) fn new(cloud: &'a Cloud, name: &str) -> Self {
         Self {
             cloud,
@@ -76,8 +76,8 @@ impl<'a> Start<'a> {
     /// Runs the agent at the end of a cable of the cloud's network. Containerd and the registries stay outside, so the
     /// runtime pulls: the cable reaches no registry.
     #[must_use]
-    pub fn on(mut self, cable: &Cable) -> Self {
-        self.space = Some(cable.edge().clone());
+    pub fn on_cable(mut self, cable: &Cable) -> Self {
+        self.space = Some(cable.edge_space().clone());
         let port = self.cloud.tunnel_addr().port();
         self.tunnel_at((cable.cloud_address(), port).into()).args(&["--fetch", "runtime"])
     }
@@ -93,8 +93,8 @@ impl<'a> Start<'a> {
     /// Runs the agent at the end of a wire, with the tunnel at this address. Containerd stays outside, so the agent
     /// must download.
     #[must_use]
-    pub fn behind(mut self, wire: &Wire, tunnel: SocketAddr) -> Self {
-        self.space = Some(wire.edge().clone());
+    pub fn behind_wire(mut self, wire: &EdgeWire, tunnel: SocketAddr) -> Self {
+        self.space = Some(wire.edge_space().clone());
         self.tunnel_at(tunnel).args(&["--fetch", "agent"])
     }
 
@@ -213,23 +213,23 @@ impl<'a> Start<'a> {
             let mut command = cloud.join_command(&token, &name, &state, (tunnel, enroll))?;
             command.envs(environment.iter().cloned());
             if let Some(space) = space.as_ref().filter(|_| enrolls_at.is_some()) {
-                command = space.command(&command);
+                command = space.wrap_command(&command);
             }
-            parts::output(command).await.with_context(|| format!("{name} cannot join"))?;
+            parts::run_command(command).await.with_context(|| format!("{name} cannot join"))?;
         } else if let Origin::StateDir(from) = &identity {
             let mut copy = Command::new("cp");
             copy.arg("-r").arg(from).arg(&state);
-            parts::output(copy).await?;
+            parts::run_command(copy).await?;
         }
         let metrics = Port::reserve()?;
         let space = match space {
             Some(space) => {
-                let passage = Passage::through(None, Some(&space), metrics.addr())?;
+                let passage = Passage::between_spaces(None, Some(&space), metrics.addr())?;
                 Some((space, passage))
             }
             None => None,
         };
-        let eavesdropper = eavesdropped.then(|| Eavesdropper::before(&containerd)).transpose()?;
+        let eavesdropper = eavesdropped.then(|| Eavesdropper::in_front_of(&containerd)).transpose()?;
         let mut node = EdgeNode {
             place,
             name,
@@ -260,7 +260,7 @@ pub(super) fn clock_off_by(seconds: i64) -> Result<Vec<(&'static str, OsString)>
     ])
 }
 
-impl<'a> IntoFuture for Start<'a> {
+impl<'a> IntoFuture for NodeStart<'a> {
     type Output = Result<EdgeNode>;
     type IntoFuture = BoxFuture<'a, Self::Output>;
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{Authorizations, Record, Shared, Signatures, lock, relay};
+use super::{Authorizations, ProxiedRequest, ProxyContext, Signatures, lock, relay};
 
 /// Longest head of a request or response, in bytes. Tokens of a few KiB are the longest fields in practice.
 const MAX_HEAD: usize = 64 * 1024;
@@ -22,9 +22,9 @@ const NO_REFERRERS: &str =
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()> {
+pub(super) async fn forward_request(mut client: TcpStream, shared: &ProxyContext) -> Result<()> {
     let Some((head, body)) = read_head(&mut client).await? else { return Ok(()) };
-    let mut record = parse(&head)?;
+    let mut record = parse_head(&head)?;
     let own_answer = shared.answer_to(&head, &record.path);
     let is_damaged = lock(&shared.damaged).iter().any(|on| record.path.contains(on));
     (record.injected, record.status) =
@@ -70,9 +70,13 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
         if is_of_referrers && status == 404 {
             lock(&shared.records)[number].status = 200;
-            return Answer { media_type: INDEX, body: NO_REFERRERS, ..Answer::of(200) }
-                .send(&mut to_client, shared)
-                .await;
+            return InjectedAnswer {
+                media_type: INDEX,
+                body: NO_REFERRERS,
+                ..InjectedAnswer::for_status(200)
+            }
+            .send(&mut to_client, shared)
+            .await;
         }
         lock(&shared.records)[number].status = status;
         let count = |bytes: usize| lock(&shared.records)[number].bytes += bytes as u64;
@@ -81,7 +85,7 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
             relay::send_down(&mut to_client, &start, shared).await?;
             count(start.len());
         }
-        relay::down(&mut from_server, &mut to_client, shared, count).await?;
+        relay::forward_down(&mut from_server, &mut to_client, shared, count).await?;
         anyhow::Ok(to_client.shutdown().await?)
     };
     tokio::select! {
@@ -91,14 +95,14 @@ pub(super) async fn forward(mut client: TcpStream, shared: &Shared) -> Result<()
 }
 
 /// Connects a client with `CONNECT`.
-pub(super) async fn connect(mut client: TcpStream, shared: &Shared) -> Result<()> {
+pub(super) async fn connect_client(mut client: TcpStream, shared: &ProxyContext) -> Result<()> {
     let Some((head, _)) = read_head(&mut client).await? else { return Ok(()) };
-    let mut record = parse(&head)?;
+    let mut record = parse_head(&head)?;
     let may = record.method == "CONNECT";
     record.status = if may { 200 } else { 405 };
     lock(&shared.records).push(record);
     if !may {
-        return Answer::of(405).send(&mut client, shared).await;
+        return InjectedAnswer::for_status(405).send(&mut client, shared).await;
     }
     // The client sends nothing before the answer.
     let server = TcpStream::connect(shared.target).await?;
@@ -129,13 +133,13 @@ async fn read_head(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<Option<(S
     }
 }
 
-fn parse(head: &str) -> Result<Record> {
+fn parse_head(head: &str) -> Result<ProxiedRequest> {
     let mut request = head.lines().next().unwrap_or_default().split(' ');
     let (Some(method), Some(target)) = (request.next(), request.next()) else { bail!("no request line") };
-    let mut record = Record {
+    let mut record = ProxiedRequest {
         method: method.to_owned(),
         path: target.split('?').next().unwrap_or_default().to_owned(),
-        ..Record::default()
+        ..ProxiedRequest::default()
     };
     record.range = header(head, "range").map(str::to_owned);
     record.authorized = header(head, "authorization").is_some();
@@ -169,21 +173,21 @@ fn without_header(head: &str, beginning: &str) -> String {
 }
 
 /// An answer of the proxy itself.
-struct Answer {
+struct InjectedAnswer {
     status: u16,
     location: Option<String>,
     media_type: &'static str,
     body: &'static str,
 }
 
-impl Answer {
+impl InjectedAnswer {
     /// An error in the form of a registry.
-    fn of(status: u16) -> Self {
+    fn for_status(status: u16) -> Self {
         let body = r#"{"errors":[{"code":"UNKNOWN","message":"injected by the test"}]}"#;
         Self { status, location: None, media_type: "application/json", body }
     }
 
-    async fn send(self, client: &mut (impl AsyncWriteExt + Unpin), shared: &Shared) -> Result<()> {
+    async fn send(self, client: &mut (impl AsyncWriteExt + Unpin), shared: &ProxyContext) -> Result<()> {
         let Self { status, location, media_type, body } = self;
         let reason = http::StatusCode::from_u16(status).ok();
         let reason = reason.and_then(|status| status.canonical_reason()).unwrap_or("-");
@@ -197,17 +201,21 @@ impl Answer {
     }
 }
 
-impl Shared {
+impl ProxyContext {
     /// The proxy's own answer, if it has one.
-    fn answer_to(&self, head: &str, path: &str) -> Option<Answer> {
+    fn answer_to(&self, head: &str, path: &str) -> Option<InjectedAnswer> {
         if self.is_portal.load(Ordering::SeqCst) {
-            return Some(Answer { media_type: "text/html; charset=utf-8", body: PORTAL, ..Answer::of(200) });
+            return Some(InjectedAnswer {
+                media_type: "text/html; charset=utf-8",
+                body: PORTAL,
+                ..InjectedAnswer::for_status(200)
+            });
         }
         if let Some(status) = self.take_fault(path) {
-            return Some(Answer::of(status));
+            return Some(InjectedAnswer::for_status(status));
         }
         if self.lists_referrers.load(Ordering::SeqCst) && stands_in(path) {
-            return Some(Answer::of(404));
+            return Some(InjectedAnswer::for_status(404));
         }
         if !path.contains("/blobs/") {
             return None;
@@ -215,13 +223,13 @@ impl Shared {
         if let Some((storage, signatures)) = &*lock(&self.storage) {
             let number = signatures.issued.fetch_add(1, Ordering::SeqCst) + 1;
             let location = Some(format!("http://{storage}{path}?signature={number}"));
-            return Some(Answer { location, ..Answer::of(307) });
+            return Some(InjectedAnswer { location, ..InjectedAnswer::for_status(307) });
         }
         let Signatures { issued, expired } = &*self.signatures;
         let signature = head.split(' ').nth(1).and_then(|target| target.split_once("?signature="));
         let number = signature.and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
         let is_valid = expired.load(Ordering::SeqCst) < number || issued.load(Ordering::SeqCst) == 0;
-        (!is_valid).then(|| Answer::of(403))
+        (!is_valid).then(|| InjectedAnswer::for_status(403))
     }
 
     /// Whether the request's credential has expired. Remembers it otherwise.
@@ -254,13 +262,13 @@ mod tests {
 
     #[test]
     fn a_record_has_no_credential() {
-        let record = parse(REQUEST).unwrap();
-        let expected = Record {
+        let record = parse_head(REQUEST).unwrap();
+        let expected = ProxiedRequest {
             method: "GET".to_owned(),
             path: "/v2/a/blobs/sha256:00".to_owned(),
             range: Some("bytes=5-".to_owned()),
             authorized: true,
-            ..Record::default()
+            ..ProxiedRequest::default()
         };
         assert_eq!(record, expected);
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{Shared, lock};
+use super::{ProxyContext, lock};
 
 /// Largest piece that we read at a time, in bytes.
 pub(super) const PIECE: usize = 16 * 1024;
@@ -15,7 +15,7 @@ pub(super) const PIECE: usize = 16 * 1024;
 const PIECES_PER_SECOND: u64 = 20;
 
 /// Forwards both directions until both sides have closed theirs, or one of them fails.
-pub(super) async fn both_ways(client: TcpStream, server: TcpStream, shared: &Shared) -> Result<()> {
+pub(super) async fn both_ways(client: TcpStream, server: TcpStream, shared: &ProxyContext) -> Result<()> {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let up = async {
@@ -30,17 +30,17 @@ pub(super) async fn both_ways(client: TcpStream, server: TcpStream, shared: &Sha
         }
     };
     let down = async {
-        down(&mut from_server, &mut to_client, shared, |_| {}).await?;
+        forward_down(&mut from_server, &mut to_client, shared, |_| {}).await?;
         anyhow::Ok(to_client.shutdown().await?)
     };
     tokio::try_join!(up, down).map(drop)
 }
 
 /// Forwards from the server to the client until the server closes. Passes the bytes of each piece to `count`.
-pub(super) async fn down(
+pub(super) async fn forward_down(
     server: &mut (impl AsyncRead + Unpin),
     client: &mut (impl AsyncWrite + Unpin),
-    shared: &Shared,
+    shared: &ProxyContext,
     mut count: impl FnMut(usize),
 ) -> Result<()> {
     let mut buffer = vec![0; PIECE];
@@ -61,7 +61,7 @@ pub(super) async fn down(
 pub(super) async fn send_down(
     client: &mut (impl AsyncWrite + Unpin),
     piece: &[u8],
-    shared: &Shared,
+    shared: &ProxyContext,
 ) -> Result<()> {
     shared.wait_for_link().await?;
     shared.wait_for_room(piece.len() as u64).await;
@@ -75,7 +75,7 @@ pub(super) async fn send_down(
     Ok(())
 }
 
-impl Shared {
+impl ProxyContext {
     /// Waits while the link is frozen, and for its delay.
     async fn wait_for_link(&self) -> Result<()> {
         let mut link = self.link.subscribe();

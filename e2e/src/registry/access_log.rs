@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// A request to a registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
+pub struct RegistryRequest {
     /// Authenticated user; empty if there was none, or if the registry has no users.
     pub user: String,
     /// Method, such as `GET`.
@@ -23,7 +23,7 @@ pub struct Request {
     pub bytes: u64,
 }
 
-impl Request {
+impl RegistryRequest {
     /// Whether the request is for a layer or a configuration.
     pub fn is_blob(&self) -> bool {
         self.path.contains("/blobs/")
@@ -37,12 +37,12 @@ impl Request {
 
 /// Requests in the order of their responses.
 #[derive(Clone, Debug, Default)]
-pub struct Requests(pub Vec<Request>);
+pub struct RegistryRequests(pub Vec<RegistryRequest>);
 
-impl Requests {
+impl RegistryRequests {
     /// The requests that satisfy a condition.
     #[must_use]
-    pub fn filter(&self, is_met: impl Fn(&Request) -> bool) -> Self {
+    pub fn filter(&self, is_met: impl Fn(&RegistryRequest) -> bool) -> Self {
         Self(self.0.iter().filter(|request| is_met(request)).cloned().collect())
     }
 
@@ -54,7 +54,7 @@ impl Requests {
 
     /// The requests for a repository, such as `team/app`.
     #[must_use]
-    pub fn of(&self, repository: &str) -> Self {
+    pub fn for_repository(&self, repository: &str) -> Self {
         let start = format!("/v2/{repository}/");
         self.filter(|request| request.path.starts_with(&start))
     }
@@ -65,7 +65,7 @@ impl Requests {
     }
 
     /// Sum of the bytes of all responses.
-    pub fn bytes(&self) -> u64 {
+    pub fn total_bytes(&self) -> u64 {
         self.0.iter().map(|request| request.bytes).sum()
     }
 
@@ -81,7 +81,7 @@ impl Requests {
 }
 
 /// Parses the log of a registry.
-pub(super) fn parse(log: &str) -> Requests {
+pub(super) fn parse(log: &str) -> RegistryRequests {
     let mut users = HashMap::new();
     let mut answered = HashSet::new();
     let mut requests = Vec::new();
@@ -100,7 +100,7 @@ pub(super) fn parse(log: &str) -> Requests {
         if id.is_empty() || !answered.insert(id.clone()) {
             continue;
         }
-        requests.push(Request {
+        requests.push(RegistryRequest {
             user: users.remove(&id).unwrap_or_default(),
             method: text("http.request.method"),
             path: text("http.request.uri").split('?').next().unwrap_or_default().to_owned(),
@@ -108,5 +108,5 @@ pub(super) fn parse(log: &str) -> Requests {
             bytes: entry["http.response.written"].as_u64().unwrap_or(0),
         });
     }
-    Requests(requests)
+    RegistryRequests(requests)
 }

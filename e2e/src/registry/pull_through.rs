@@ -41,8 +41,8 @@ impl PullThrough {
         std::fs::write(&file, config.to_string())?;
         let mut command = Command::new("docker-registry");
         command.arg("serve").arg(file);
-        let mut process = Child::spawn(&place, "pull-through", outlet.space().command(&command))?;
-        let listens = async || outlet.connect(addr);
+        let mut process = Child::spawn(&place, "pull-through", outlet.space().wrap_command(&command))?;
+        let listens = async || outlet.try_connect(addr);
         if let Err(error) = eventually("the pull-through cache listens", SOON, listens).await {
             process.check_running()?;
             return Err(error);
@@ -57,6 +57,6 @@ impl PullThrough {
 
     /// CPU time and memory of the cache.
     pub fn usage(&self) -> Result<Usage> {
-        Usage::of(self.process.pid())
+        Usage::of_process(self.process.pid())
     }
 }

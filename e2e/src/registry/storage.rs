@@ -24,14 +24,14 @@ pub(super) fn seed(storage: &Path, image: &Image, path: &str) -> Result<()> {
         }
     }
     for digest in image.blobs() {
-        link(&repository.join("_layers").join(digest.replace(':', "/")), digest)?;
+        write_link(&repository.join("_layers").join(digest.replace(':', "/")), digest)?;
     }
     for digest in image.manifests() {
-        link(&repository.join("_manifests/revisions").join(digest.replace(':', "/")), digest)?;
+        write_link(&repository.join("_manifests/revisions").join(digest.replace(':', "/")), digest)?;
     }
     let tag = repository.join("_manifests/tags").join(tag);
-    link(&tag.join("index").join(image.digest().replace(':', "/")), image.digest())?;
-    link(&tag.join("current"), image.digest())
+    write_link(&tag.join("index").join(image.digest().replace(':', "/")), image.digest())?;
+    write_link(&tag.join("current"), image.digest())
 }
 
 /// Writes a delta into a repository, as `kubectl prepull delta` pushes it to a registry without an API for referrers.
@@ -48,17 +48,17 @@ pub(super) fn seed_delta(storage: &Path, repository: &str, delta: &Delta) -> Res
     };
     for (_, blob) in &delta.blobs {
         let digest = write(blob)?;
-        link(&repository.join("_layers").join(digest.replace(':', "/")), &digest)?;
+        write_link(&repository.join("_layers").join(digest.replace(':', "/")), &digest)?;
     }
     let tag = repository.join("_manifests/tags").join(delta.tag());
     let index = listed_before(&root, &tag, &delta.index())?;
     for manifest in [&delta.manifest, &index] {
         let digest = write(manifest)?;
-        link(&repository.join("_manifests/revisions").join(digest.replace(':', "/")), &digest)?;
+        write_link(&repository.join("_manifests/revisions").join(digest.replace(':', "/")), &digest)?;
     }
     let digest = sha256(&index);
-    link(&tag.join("index").join(digest.replace(':', "/")), &digest)?;
-    link(&tag.join("current"), &digest)
+    write_link(&tag.join("index").join(digest.replace(':', "/")), &digest)?;
+    write_link(&tag.join("current"), &digest)
 }
 
 /// This list of referrers, with those that the tag has already.
@@ -72,7 +72,7 @@ fn listed_before(root: &Path, tag: &Path, index: &[u8]) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&index?)?)
 }
 
-fn link(dir: &Path, digest: &str) -> Result<()> {
+fn write_link(dir: &Path, digest: &str) -> Result<()> {
     std::fs::create_dir_all(dir)?;
     Ok(std::fs::write(dir.join("link"), digest)?)
 }
@@ -82,6 +82,6 @@ pub(super) fn retag(storage: &Path, repository: &str, from: &str, to: &str) -> R
     let tags = storage.join("docker/registry/v2/repositories").join(repository).join("_manifests/tags");
     let digest = std::fs::read_to_string(tags.join(from).join("current/link"));
     let digest = digest.with_context(|| format!("{repository} has no tag {from}"))?;
-    link(&tags.join(to).join("index").join(digest.replace(':', "/")), &digest)?;
-    link(&tags.join(to).join("current"), &digest)
+    write_link(&tags.join(to).join("index").join(digest.replace(':', "/")), &digest)?;
+    write_link(&tags.join(to).join("current"), &digest)
 }

@@ -29,7 +29,7 @@ const LIFE_SECONDS: i64 = 600;
 
 /// A request for a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub struct TokenGrant {
     /// Grant type, `refresh_token` or `password`; empty for a GET.
     pub grant_type: String,
     /// Scope of the request, such as `repository:team/app:pull`.
@@ -40,17 +40,17 @@ pub struct Grant {
 
 /// A token server. Ends when dropped.
 pub struct TokenServer {
-    signer: Arc<Signer>,
+    signer: Arc<TokenSigner>,
     addr: SocketAddr,
     certificate: PathBuf,
-    grants: Arc<Mutex<Vec<Grant>>>,
+    grants: Arc<Mutex<Vec<TokenGrant>>>,
     serving: JoinHandle<()>,
     /// Keeps the file of the certificate.
     _place: Arc<Place>,
 }
 
 /// The issuer of tokens.
-struct Signer {
+struct TokenSigner {
     user: String,
     refresh_token: String,
     password: Option<String>,
@@ -79,7 +79,7 @@ impl TokenServer {
         let random = SystemRandom::new();
         let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &pair.serialize_der(), &random);
         let key = key.ok().context("ring does not take rcgen's key")?;
-        let signer = Arc::new(Signer {
+        let signer = Arc::new(TokenSigner {
             user: user.to_owned(),
             refresh_token: refresh_token.to_owned(),
             password: password.map(str::to_owned),
@@ -87,7 +87,7 @@ impl TokenServer {
             certificate: certificate.der().to_vec(),
         });
 
-        let grants: Arc<Mutex<Vec<Grant>>> = Arc::default();
+        let grants: Arc<Mutex<Vec<TokenGrant>>> = Arc::default();
         let answer = {
             let (signer, grants) = (Arc::clone(&signer), Arc::clone(&grants));
             move |form: String| {
@@ -107,12 +107,12 @@ impl TokenServer {
     }
 
     /// A token for pulling from a repository such as `team/app`, obtained for another client.
-    pub fn token(&self, repository: &str) -> Result<String> {
-        self.signer.token(&format!("repository:{repository}:pull")).context("cannot sign a token")
+    pub fn pull_token(&self, repository: &str) -> Result<String> {
+        self.signer.sign_token(&format!("repository:{repository}:pull")).context("cannot sign a token")
     }
 
     /// All requests so far.
-    pub fn grants(&self) -> Vec<Grant> {
+    pub fn grants(&self) -> Vec<TokenGrant> {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -133,8 +133,8 @@ impl Drop for TokenServer {
     }
 }
 
-impl Signer {
-    fn answer(&self, form: &str) -> (Grant, (StatusCode, String)) {
+impl TokenSigner {
+    fn answer(&self, form: &str) -> (TokenGrant, (StatusCode, String)) {
         let form = fields(form);
         let field = |name: &str| form.get(name).cloned().unwrap_or_default();
         let (grant_type, scope) = (field("grant_type"), field("scope"));
@@ -143,8 +143,8 @@ impl Signer {
             "password" => field("username") == self.user && Some(field("password")) == self.password,
             _ => false,
         };
-        let token = if knows { self.token(&scope) } else { None };
-        let grant = Grant { grant_type, scope, given: token.is_some() };
+        let token = if knows { self.sign_token(&scope) } else { None };
+        let grant = TokenGrant { grant_type, scope, given: token.is_some() };
         let answer = match token {
             Some(token) => {
                 let body = json!({"access_token": token, "scope": grant.scope, "expires_in": LIFE_SECONDS});
@@ -156,7 +156,7 @@ impl Signer {
     }
 
     /// Creates a JWT: <https://distribution.github.io/distribution/spec/auth/jwt/>.
-    fn token(&self, scope: &str) -> Option<String> {
+    fn sign_token(&self, scope: &str) -> Option<String> {
         let (kind, rest) = scope.split_once(':')?;
         let (name, actions) = rest.rsplit_once(':')?;
         let now = jiff::Timestamp::now().as_second();
@@ -175,10 +175,13 @@ impl Signer {
 
 /// Parses `application/x-www-form-urlencoded`.
 fn fields(form: &str) -> HashMap<String, String> {
-    form.split('&').filter_map(|pair| pair.split_once('=')).map(|(k, v)| (decoded(k), decoded(v))).collect()
+    form.split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(k, v)| (percent_decode(k), percent_decode(v)))
+        .collect()
 }
 
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

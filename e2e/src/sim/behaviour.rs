@@ -10,7 +10,7 @@ use crate::chance::{Chance, seconds};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Behaviour {
     /// Duration of one pull. The images of a task are pulled one after another.
-    pub pull: PullTime,
+    pub pull: PullDurations,
     /// Fraction of the images that fail, from 0 to 1.
     pub fail_rate: f64,
     /// Size of an image in bytes, for progress. With 0 no progress is reported.
@@ -31,7 +31,7 @@ pub struct Behaviour {
 
 /// The distribution of the durations of pulls.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PullTime {
+pub enum PullDurations {
     /// All pulls take the same time: `100ms`.
     Fixed(Duration),
     /// Uniform between two times: `1s..10s`.
@@ -41,13 +41,13 @@ pub enum PullTime {
     LogNormal(Duration, Duration),
 }
 
-impl Default for PullTime {
+impl Default for PullDurations {
     fn default() -> Self {
         Self::Fixed(Duration::ZERO)
     }
 }
 
-impl PullTime {
+impl PullDurations {
     /// Draws the next duration.
     pub(super) fn draw(self, chance: &mut Chance) -> Duration {
         /// 95 % of a normal distribution are below the median plus this many deviations.
@@ -63,7 +63,7 @@ impl PullTime {
     }
 }
 
-impl fmt::Display for PullTime {
+impl fmt::Display for PullDurations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fixed(Duration::ZERO) => f.write_str("0"),
@@ -74,7 +74,7 @@ impl fmt::Display for PullTime {
     }
 }
 
-impl FromStr for PullTime {
+impl FromStr for PullDurations {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -115,32 +115,32 @@ mod tests {
     #[test]
     fn pull_times_are_parsed() {
         let cases = [
-            ("0", PullTime::default()),
-            ("100ms", PullTime::Fixed(SECOND / 10)),
-            ("1s..10s", PullTime::Between(SECOND, 10 * SECOND)),
-            ("1m", PullTime::Fixed(60 * SECOND)),
-            ("5s ~ 1m", PullTime::LogNormal(5 * SECOND, 60 * SECOND)),
+            ("0", PullDurations::default()),
+            ("100ms", PullDurations::Fixed(SECOND / 10)),
+            ("1s..10s", PullDurations::Between(SECOND, 10 * SECOND)),
+            ("1m", PullDurations::Fixed(60 * SECOND)),
+            ("5s ~ 1m", PullDurations::LogNormal(5 * SECOND, 60 * SECOND)),
         ];
         for (text, expected) in cases {
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }
         for bad in ["", "5", "10s..1s", "0~5s", "9s~5s", "1s..", "fast"] {
-            assert!(bad.parse::<PullTime>().is_err(), "{bad}");
+            assert!(bad.parse::<PullDurations>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn pull_times_follow_their_distribution() {
         const DRAWS: usize = 10_000;
-        let draw = |pull: PullTime| {
+        let draw = |pull: PullDurations| {
             let mut chance = Chance::new(3, 0);
             let mut drawn: Vec<_> = (0..DRAWS).map(|_| pull.draw(&mut chance)).collect();
             drawn.sort();
             drawn
         };
-        let between = draw(PullTime::Between(SECOND, 2 * SECOND));
+        let between = draw(PullDurations::Between(SECOND, 2 * SECOND));
         assert!(between[0] >= SECOND && between[DRAWS - 1] <= 2 * SECOND);
-        let spread = draw(PullTime::LogNormal(5 * SECOND, 60 * SECOND));
+        let spread = draw(PullDurations::LogNormal(5 * SECOND, 60 * SECOND));
         let (median, most) = (spread[DRAWS / 2].as_secs_f64(), spread[DRAWS * 95 / 100].as_secs_f64());
         assert!((4.5..5.5).contains(&median) && (54.0..66.0).contains(&most), "{median} {most}");
     }

@@ -21,14 +21,14 @@ const SECRET: &str = "prepull-ca";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The CA of the cloud, with its private key.
-pub struct Authority {
+pub struct CloudAuthority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl CloudAuthority {
     /// Reads the CA from its Secret, with an administrator's rights.
-    pub async fn of(cluster: &Cluster) -> Result<Self> {
+    pub async fn from_cluster(cluster: &Cluster) -> Result<Self> {
         let secret = Api::<Secret>::namespaced(cluster.client(), NAMESPACE).get(SECRET).await;
         let secret = secret.with_context(|| format!("cannot read Secret {NAMESPACE}/{SECRET}"))?;
         let part = |name: &str| {
@@ -43,7 +43,7 @@ impl Authority {
 
     /// Creates an identity for each node, in their order, and passes the number of identities so far to `progress`.
     /// They share one key: generating a key takes as long as signing a certificate, and proves nothing here.
-    pub(super) fn identities(
+    pub(super) fn create_identities(
         &self,
         dir: &Path,
         nodes: &[String],
@@ -54,9 +54,9 @@ impl Authority {
         let done = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let sign = |(number, nodes): (usize, &[String])| {
-                let state = self.state(&dir.join(number.to_string()), &key)?;
+                let state = self.write_state(&dir.join(number.to_string()), &key)?;
                 let identity = |node: &String| {
-                    let identity = self.identity(&state, node, &key)?;
+                    let identity = self.create_identity(&state, node, &key)?;
                     progress(done.fetch_add(1, Ordering::Relaxed) + 1);
                     Ok(identity)
                 };
@@ -77,7 +77,7 @@ impl Authority {
     }
 
     /// Writes a state directory with the files that all identities share.
-    fn state(&self, dir: &Path, key: &KeyPair) -> Result<PathBuf> {
+    fn write_state(&self, dir: &Path, key: &KeyPair) -> Result<PathBuf> {
         let pki = dir.join("pki");
         std::fs::create_dir_all(&pki)?;
         std::fs::write(pki.join("ca.crt"), &self.certificate)?;
@@ -86,7 +86,7 @@ impl Authority {
     }
 
     /// Signs a certificate for a node as enrolment would, and returns it as PEM.
-    pub(crate) fn certificate(&self, node: &str, key: &KeyPair) -> Result<String> {
+    pub(crate) fn node_certificate(&self, node: &str, key: &KeyPair) -> Result<String> {
         self.sign(CertificateParams::default(), node, key)
     }
 
@@ -111,8 +111,8 @@ impl Authority {
     /// Writes a state directory like `join`, with its own key.
     pub fn join(&self, state: &Path, node: &str) -> Result<()> {
         let key = KeyPair::generate()?;
-        self.state(state, &key)?;
-        std::fs::write(state.join("pki/client.crt"), self.certificate(node, &key)?)?;
+        self.write_state(state, &key)?;
+        std::fs::write(state.join("pki/client.crt"), self.node_certificate(node, &key)?)?;
         Ok(())
     }
 
@@ -122,8 +122,8 @@ impl Authority {
     }
 
     /// Creates the identity that `join` would create.
-    fn identity(&self, state: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
-        std::fs::write(state.join("pki/client.crt"), self.certificate(node, key)?)?;
+    fn create_identity(&self, state: &Path, node: &str, key: &KeyPair) -> Result<Identity> {
+        std::fs::write(state.join("pki/client.crt"), self.node_certificate(node, key)?)?;
         Identity::load(state).with_context(|| format!("no identity for {node}"))
     }
 }

@@ -9,7 +9,7 @@ use prepull_api::task::JobUid;
 use tokio::sync::watch;
 
 /// The counters of a fleet.
-pub(super) struct Counts {
+pub(super) struct FleetCounters {
     /// Sessions that are up now.
     pub(super) connected: watch::Sender<usize>,
     /// Number of the roll call, and how many edges have connected since: see [`super::Fleet::start_roll_call`].
@@ -37,7 +37,7 @@ pub(super) struct Counts {
 
 /// Counts of a fleet since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tally {
+pub struct FleetTally {
     /// Sessions that are up now.
     pub connected: usize,
     /// Sessions that came up.
@@ -70,7 +70,7 @@ pub struct Tally {
     pub sent_messages: u64,
 }
 
-impl Counts {
+impl FleetCounters {
     pub(super) fn new() -> Self {
         Self {
             connected: watch::Sender::default(),
@@ -106,9 +106,9 @@ impl Counts {
         twice.iter().filter(|(job, _)| counts(job)).map(|(_, images)| images).sum()
     }
 
-    pub(super) fn tally(&self) -> Tally {
+    pub(super) fn tally(&self) -> FleetTally {
         let number = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
-        Tally {
+        FleetTally {
             connected: *self.connected.borrow(),
             sessions: number(&self.sessions),
             cuts: number(&self.cuts),

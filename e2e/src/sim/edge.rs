@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use edgecore_prepull::cloud::identity::Identity;
 use edgecore_prepull::cloud::tunnel::dial::{self, Dial};
-use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent};
-use edgecore_prepull::tasks::agent::{Agent, AgentEffect, AgentEvent, Now, TaskRecord};
+use edgecore_prepull::cloud::tunnel::{TunnelEvent, TunnelSender};
+use edgecore_prepull::tasks::agent::{AgentEffect, AgentEvent, Now, TaskAgent, TaskRecord};
 use prepull_api::task::TaskId;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use tokio::sync::mpsc;
@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::behaviour::Behaviour;
-use super::counts::Counts;
-use super::machine::Machine;
+use super::counts::FleetCounters;
+use super::machine::SimulatedMachine;
 use crate::chance::Chance;
 
 /// Capacity of the queue of events from the tunnel, more than an edge has tasks in these tests.
@@ -28,24 +28,24 @@ const QUEUE: usize = 16;
 const LONGEST_OUTAGE: Duration = Duration::from_secs(2);
 
 /// The state that all edges of a fleet share.
-pub(super) struct Shared {
+pub(super) struct FleetContext {
     pub(super) url: String,
     pub(super) behaviour: Arc<Behaviour>,
-    pub(super) counts: Arc<Counts>,
+    pub(super) counts: Arc<FleetCounters>,
     pub(super) shutdown: CancellationToken,
     pub(super) tasks: TaskTracker,
 }
 
-pub(super) struct Edge {
-    shared: Arc<Shared>,
+pub(super) struct SimulatedEdge {
+    shared: Arc<FleetContext>,
     identity: Identity,
     /// Random numbers for faults; those for pulls are another stream.
     chance: Chance,
-    agent: Agent,
-    machine: Machine,
+    agent: TaskAgent,
+    machine: SimulatedMachine,
     /// The ledger, which a real edge has on disk.
     ledger: BTreeMap<TaskId, TaskRecord>,
-    tunnel: Option<Tunnel>,
+    tunnel: Option<TunnelTask>,
     faults: Faults,
     connected: bool,
     /// Number of the last roll call that counted this edge.
@@ -54,8 +54,8 @@ pub(super) struct Edge {
 }
 
 /// The task that keeps the session up, with its queues.
-struct Tunnel {
-    link: Link,
+struct TunnelTask {
+    link: TunnelSender,
     events: mpsc::Receiver<TunnelEvent>,
     task: JoinHandle<()>,
 }
@@ -78,16 +78,16 @@ enum Woken {
     Time,
 }
 
-impl Edge {
-    pub(super) fn new(shared: Arc<Shared>, identity: Identity, number: u64, fails: bool) -> Self {
-        let Shared { behaviour, counts, .. } = &*shared;
+impl SimulatedEdge {
+    pub(super) fn new(shared: Arc<FleetContext>, identity: Identity, number: u64, fails: bool) -> Self {
+        let FleetContext { behaviour, counts, .. } = &*shared;
         let (chance, pulls) =
             (Chance::new(behaviour.seed, 2 * number), Chance::new(behaviour.seed, 2 * number + 1));
-        let machine = Machine::new(Arc::clone(behaviour), pulls, fails, Arc::clone(counts));
+        let machine = SimulatedMachine::new(Arc::clone(behaviour), pulls, fails, Arc::clone(counts));
         Self {
             identity,
             chance,
-            agent: Agent::new(NonZeroU32::MIN),
+            agent: TaskAgent::new(NonZeroU32::MIN),
             machine,
             ledger: BTreeMap::new(),
             tunnel: None,
@@ -104,12 +104,12 @@ impl Edge {
         self.dial();
         loop {
             let mut events = VecDeque::new();
-            match self.wait().await {
+            match self.wait_for_wake().await {
                 Woken::Shutdown => break,
-                Woken::Tunnel(event) => events.extend(self.translate(*event)),
+                Woken::Tunnel(event) => events.extend(self.translate_event(*event)),
                 Woken::Time => self.handle_time(Instant::now(), &mut events),
             }
-            self.handle(events).await;
+            self.handle_events(events).await;
             if self.machine.take_restart() {
                 self.faults.restart = Some(Instant::now());
             }
@@ -117,7 +117,7 @@ impl Edge {
         self.set_connected(false);
     }
 
-    async fn wait(&mut self) -> Woken {
+    async fn wait_for_wake(&mut self) -> Woken {
         let Faults { disconnect, restart, redial, .. } = self.faults;
         let due = [self.agent.next_tick(), self.machine.next_due(), disconnect, restart, redial];
         let due = due.into_iter().flatten().min();
@@ -142,7 +142,7 @@ impl Edge {
             self.faults.count += 1;
             self.cut(now, &mut VecDeque::new());
             self.machine.restart();
-            self.agent = Agent::new(self.agent.max_tasks());
+            self.agent = TaskAgent::new(self.agent.max_tasks());
             events.push_back(AgentEvent::Loaded(self.ledger.values().cloned().collect()));
             self.faults.restart = None;
         } else if is_due(self.faults.disconnect) {
@@ -174,12 +174,12 @@ impl Edge {
     }
 
     fn dial(&mut self) {
-        let Shared { url, behaviour, shutdown, tasks, .. } = &*self.shared;
-        let mut settings = dial::Settings::default();
+        let FleetContext { url, behaviour, shutdown, tasks, .. } = &*self.shared;
+        let mut settings = dial::TunnelSettings::default();
         if let Some(longest) = behaviour.redial_within {
             settings.last_backoff = longest;
         }
-        let (link, outgoing) = Link::new(QUEUE);
+        let (link, outgoing) = TunnelSender::new(QUEUE);
         let (events, tunnel) = mpsc::channel(QUEUE);
         let (identity, url) = (self.identity.clone(), url.clone());
         let dial = Dial::new(settings, identity, events, shutdown.clone());
@@ -187,7 +187,7 @@ impl Edge {
         let task = tasks.spawn(async move {
             let _ = run.await; // it fails for a wrong URL alone, and ours has the form of one
         });
-        self.tunnel = Some(Tunnel { link, events: tunnel, task });
+        self.tunnel = Some(TunnelTask { link, events: tunnel, task });
     }
 
     /// Cuts without a message to either side: drops the session's task and its socket. Messages in transit are lost.
@@ -203,7 +203,7 @@ impl Edge {
     }
 
     /// Translates an event of the tunnel into one for the agent.
-    fn translate(&mut self, event: TunnelEvent) -> Option<AgentEvent> {
+    fn translate_event(&mut self, event: TunnelEvent) -> Option<AgentEvent> {
         let message = match event {
             TunnelEvent::Connecting(answer) => {
                 let hello = Hello {
@@ -257,7 +257,7 @@ impl Edge {
     }
 
     /// Lets the agent handle the events, and all that follow from them immediately.
-    async fn handle(&mut self, mut events: VecDeque<AgentEvent>) {
+    async fn handle_events(&mut self, mut events: VecDeque<AgentEvent>) {
         while let Some(event) = events.pop_front() {
             let now = Now { monotonic: Instant::now(), wall: SystemTime::now(), boot: None };
             for effect in self.agent.handle(event, now) {
@@ -268,12 +268,12 @@ impl Edge {
                     }
                     AgentEffect::Forget(task) => _ = self.ledger.remove(&task),
                     AgentEffect::Send(message) => self.send(message).await,
-                    AgentEffect::Start(work) => self.machine.start(*work, now.monotonic, &mut events),
-                    AgentEffect::Renew(task, terms) => self.machine.renew(&task, terms),
+                    AgentEffect::Start(work) => self.machine.start_task(*work, now.monotonic, &mut events),
+                    AgentEffect::Renew(task, terms) => self.machine.renew_terms(&task, terms),
                     // The simulated machine has no images to remove.
                     AgentEffect::MayRemove(_) => {}
                     AgentEffect::Stop { task, reason } => {
-                        self.machine.stop(&task, &reason, now.monotonic, &mut events);
+                        self.machine.stop_task(&task, &reason, now.monotonic, &mut events);
                     }
                 }
             }
@@ -287,15 +287,15 @@ impl Edge {
     /// Sends a message like a real edge: progress only if the queue has room, all other messages always.
     async fn send(&mut self, message: EdgeMessage) {
         self.shared.counts.sent_messages.fetch_add(1, Ordering::Relaxed);
-        let Some(Tunnel { link, .. }) = &self.tunnel else { return };
+        let Some(TunnelTask { link, .. }) = &self.tunnel else { return };
         match message {
-            EdgeMessage::Progress(_) => link.offer(message),
+            EdgeMessage::Progress(_) => link.try_send(message),
             message => link.send(message).await,
         }
     }
 
     fn set_connected(&mut self, connected: bool) {
-        let Counts { connected: count, present, sessions, .. } = &*self.shared.counts;
+        let FleetCounters { connected: count, present, sessions, .. } = &*self.shared.counts;
         let before = std::mem::replace(&mut self.connected, connected);
         if before != connected {
             count.send_modify(|count| if connected { *count += 1 } else { *count -= 1 });

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use edgecore_prepull::tasks::agent::{AgentEvent, Execution, TaskEnd, TaskTerms};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{
-    Bytes, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, PullPolicy, TaskId,
+    ByteProgress, CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, PullPolicy, TaskId,
     TaskOutcome,
 };
-use prepull_api::wire::Progress;
+use prepull_api::wire::TaskProgress;
 
 use super::behaviour::Behaviour;
-use super::counts::Counts;
+use super::counts::FleetCounters;
 use crate::chance::Chance;
 
 /// Digest of every simulated image.
@@ -31,18 +31,18 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 const ASKED_ANEW: Duration = Duration::from_secs(60);
 
 /// A simulated executor with its container runtime.
-pub(super) struct Machine {
+pub(super) struct SimulatedMachine {
     behaviour: Arc<Behaviour>,
     chance: Chance,
     /// Whether every image fails.
     fails: bool,
-    counts: Arc<Counts>,
+    counts: Arc<FleetCounters>,
     /// Hashes of the references in the store, which survives restarts like that of a container runtime.
     images: HashSet<u64>,
     /// Completion times of images, by task and index.
     whole: HashMap<(TaskId, usize), Instant>,
     /// Tasks. The first one is being worked on.
-    runs: VecDeque<Run>,
+    runs: VecDeque<SimulatedTask>,
     /// The version of the agent.
     version: String,
     /// The task with the program that is on trial, or was last, and whether the edge goes back from it.
@@ -51,7 +51,7 @@ pub(super) struct Machine {
 }
 
 /// A task that was started.
-struct Run {
+struct SimulatedTask {
     work: Execution,
     pull: Option<Pull>,
 }
@@ -65,8 +65,13 @@ struct Pull {
     fails: bool,
 }
 
-impl Machine {
-    pub(super) fn new(behaviour: Arc<Behaviour>, chance: Chance, fails: bool, counts: Arc<Counts>) -> Self {
+impl SimulatedMachine {
+    pub(super) fn new(
+        behaviour: Arc<Behaviour>,
+        chance: Chance,
+        fails: bool,
+        counts: Arc<FleetCounters>,
+    ) -> Self {
         let (images, whole, runs) = (HashSet::new(), HashMap::new(), VecDeque::new());
         let (version, trial, wants_restart) = ("simulated".to_owned(), None, false);
         Self { behaviour, chance, fails, counts, images, whole, runs, version, trial, wants_restart }
@@ -92,24 +97,24 @@ impl Machine {
         self.runs.iter().map(|run| run.work.terms.deadline).chain(of_first).min()
     }
 
-    pub(super) fn start(&mut self, work: Execution, now: Instant, events: &mut VecDeque<AgentEvent>) {
+    pub(super) fn start_task(&mut self, work: Execution, now: Instant, events: &mut VecDeque<AgentEvent>) {
         if work.check.is_none() {
             events.push_back(AgentEvent::Checked(work.task.id.clone(), passed()));
         }
-        self.runs.push_back(Run { work, pull: None });
+        self.runs.push_back(SimulatedTask { work, pull: None });
         if self.runs.len() == 1 {
             self.counts.begin_work();
         }
         self.advance(now, events);
     }
 
-    pub(super) fn renew(&mut self, task: &TaskId, terms: TaskTerms) {
+    pub(super) fn renew_terms(&mut self, task: &TaskId, terms: TaskTerms) {
         if let Some(run) = self.runs.iter_mut().find(|run| run.work.task.id == *task) {
             run.work.terms = terms;
         }
     }
 
-    pub(super) fn stop(
+    pub(super) fn stop_task(
         &mut self,
         task: &TaskId,
         reason: &str,
@@ -142,7 +147,7 @@ impl Machine {
                 if pull.ends > now {
                     if self.behaviour.image_bytes > 0 && pull.next_progress <= now {
                         pull.next_progress = now + PROGRESS_EVERY;
-                        events.push_back(progress(&run.work, pull, self.behaviour.image_bytes, now));
+                        events.push_back(progress_event(&run.work, pull, self.behaviour.image_bytes, now));
                     }
                     return;
                 }
@@ -150,7 +155,7 @@ impl Machine {
                 run.pull = None;
                 self.end_pull(index, fails, now, events);
             } else if let Some(index) = run.work.done.iter().position(Option::is_none) {
-                self.begin(index, now, events);
+                self.begin_image(index, now, events);
             } else {
                 self.end_task(0, None, events);
             }
@@ -158,7 +163,7 @@ impl Machine {
     }
 
     /// Begins with an image of the first task: starts a pull, or ends the image if it is in the store.
-    fn begin(&mut self, index: usize, now: Instant, events: &mut VecDeque<AgentEvent>) {
+    fn begin_image(&mut self, index: usize, now: Instant, events: &mut VecDeque<AgentEvent>) {
         let Some(run) = self.runs.front_mut() else { return };
         let image = &run.work.task.images[index];
         let id = &run.work.task.id;
@@ -205,7 +210,7 @@ impl Machine {
         self.images.insert(hash(&image.reference));
         self.whole.insert((run.work.task.id.clone(), index), now);
         let bytes = self.behaviour.image_bytes;
-        let bytes = (bytes > 0).then_some(Bytes { done: bytes, total: bytes });
+        let bytes = (bytes > 0).then_some(ByteProgress { done: bytes, total: bytes });
         self.end_image(index, ImageResult { bytes, ..result(ImageOutcome::Pulled, 1) }, events);
     }
 
@@ -270,10 +275,10 @@ fn is_of_node_image(task: &TaskId) -> bool {
     task.job.0.contains('.')
 }
 
-fn progress(work: &Execution, pull: &Pull, total: u64, now: Instant) -> AgentEvent {
+fn progress_event(work: &Execution, pull: &Pull, total: u64, now: Instant) -> AgentEvent {
     let (part, whole) = ((now - pull.began).as_millis(), (pull.ends - pull.began).as_millis());
     let done = (u128::from(total) * part).checked_div(whole).and_then(|done| u64::try_from(done).ok());
-    let bytes = Some(Bytes { done: done.unwrap_or(0), total });
+    let bytes = Some(ByteProgress { done: done.unwrap_or(0), total });
     let index = u32::try_from(pull.index).unwrap_or(u32::MAX);
     let image = ImageProgress {
         index,
@@ -283,7 +288,11 @@ fn progress(work: &Execution, pull: &Pull, total: u64, now: Instant) -> AgentEve
         reason: String::new(),
         code: None,
     };
-    AgentEvent::Progress(Progress { task: work.task.id.clone(), images: vec![image], waits: String::new() })
+    AgentEvent::Progress(TaskProgress {
+        task: work.task.id.clone(),
+        images: vec![image],
+        waits: String::new(),
+    })
 }
 
 #[cfg(test)]

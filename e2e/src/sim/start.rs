@@ -12,9 +12,9 @@ use prepull_api::wire::TUNNEL_PATH;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::behaviour::{Behaviour, PullTime};
-use super::counts::Counts;
-use super::edge::{Edge, Shared};
+use super::behaviour::{Behaviour, PullDurations};
+use super::counts::FleetCounters;
+use super::edge::{FleetContext, SimulatedEdge};
 use super::{CONNECT_LIMIT, CONNECT_LIMIT_OF_ONE, Fleet, certificates};
 use crate::background;
 use crate::cloud::Cloud;
@@ -30,7 +30,7 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A step of the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum FleetStartStep {
     /// Node objects are created.
     Nodes,
     /// Certificates are signed.
@@ -40,10 +40,10 @@ pub enum Step {
 }
 
 /// A function that's called with each step and the number of completed edges.
-type Watcher = Arc<dyn Fn(Step, usize) + Send + Sync>;
+type Watcher = Arc<dyn Fn(FleetStartStep, usize) + Send + Sync>;
 
 /// A fleet that has not been started; `.await` starts it.
-pub struct Start<'a> {
+pub struct FleetStart<'a> {
     cluster: &'a Cluster,
     cloud: &'a Cloud,
     size: usize,
@@ -52,7 +52,7 @@ pub struct Start<'a> {
     watcher: Watcher,
 }
 
-impl<'a> Start<'a> {
+impl<'a> FleetStart<'a> {
     pub(super) fn new(cluster: &'a Cluster, cloud: &'a Cloud, size: usize) -> Self {
         let (behaviour, watcher) = (Behaviour::default(), Arc::new(|_, _| {}));
         Self { cluster, cloud, size, behaviour, failing: 0, watcher }
@@ -61,7 +61,7 @@ impl<'a> Start<'a> {
     /// Sets the duration of each pull, which is 0 by default.
     #[must_use]
     pub fn pulls_take(mut self, pull: Duration) -> Self {
-        self.behaviour.pull = PullTime::Fixed(pull);
+        self.behaviour.pull = PullDurations::Fixed(pull);
         self
     }
 
@@ -81,13 +81,13 @@ impl<'a> Start<'a> {
 
     /// Sets a function that's called with each step and the number of completed edges.
     #[must_use]
-    pub fn watched_by(mut self, watcher: impl Fn(Step, usize) + Send + Sync + 'static) -> Self {
+    pub fn watched_by(mut self, watcher: impl Fn(FleetStartStep, usize) + Send + Sync + 'static) -> Self {
         self.watcher = Arc::new(watcher);
         self
     }
 
     /// Creates Node objects and certificates, without connecting.
-    pub async fn prepare(self) -> Result<Prepared> {
+    pub async fn prepare(self) -> Result<PreparedFleet> {
         let Self { cluster, cloud, size, behaviour, failing, watcher } = self;
         let files = file_limit();
         ensure!(
@@ -100,27 +100,29 @@ impl<'a> Start<'a> {
         let nodes = names.iter().map(|name| {
             Ok(async {
                 cluster.node(name).edge().ready().create().await?;
-                watcher(Step::Nodes, made.fetch_add(1, Ordering::Relaxed) + 1);
+                watcher(FleetStartStep::Nodes, made.fetch_add(1, Ordering::Relaxed) + 1);
                 anyhow::Ok(())
             })
         });
         stream::iter(nodes).try_for_each_concurrent(AT_A_TIME, |node| node).await?;
 
-        let authority = certificates::Authority::of(cluster).await?;
+        let authority = certificates::CloudAuthority::from_cluster(cluster).await?;
         let dir = cluster.place().new_dir("fleet")?;
         let identities = {
             let (names, watcher) = (names.clone(), Arc::clone(&watcher));
             // Thousands of signatures would block the runtime.
-            let sign = move || authority.identities(&dir, &names, &|done| watcher(Step::Certificates, done));
+            let sign = move || {
+                authority.create_identities(&dir, &names, &|done| watcher(FleetStartStep::Certificates, done))
+            };
             tokio::task::spawn_blocking(sign).await??
         };
         let url = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
-        Ok(Prepared { names, identities, url, behaviour: Arc::new(behaviour), failing, watcher })
+        Ok(PreparedFleet { names, identities, url, behaviour: Arc::new(behaviour), failing, watcher })
     }
 }
 
 /// A fleet with nodes and certificates that has not connected.
-pub struct Prepared {
+pub struct PreparedFleet {
     names: Vec<String>,
     identities: Vec<Identity>,
     url: String,
@@ -129,17 +131,17 @@ pub struct Prepared {
     watcher: Watcher,
 }
 
-impl Prepared {
+impl PreparedFleet {
     /// Lets all edges dial at the same time. Returns when each of them has connected once.
     pub async fn connect(self) -> Result<Fleet> {
         let Self { names, identities, url, behaviour, failing, watcher } = self;
         let fleet = Fleet {
             names,
-            counts: Arc::new(Counts::new()),
+            counts: Arc::new(FleetCounters::new()),
             shutdown: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FleetContext {
             url,
             behaviour,
             counts: Arc::clone(&fleet.counts),
@@ -149,13 +151,13 @@ impl Prepared {
         fleet.start_roll_call();
         let runtime = background::runtime()?;
         for (number, identity) in identities.into_iter().enumerate() {
-            let edge = Edge::new(Arc::clone(&shared), identity, number as u64, number < failing);
+            let edge = SimulatedEdge::new(Arc::clone(&shared), identity, number as u64, number < failing);
             fleet.tasks.spawn_on(edge.run(), runtime);
         }
         fleet.tasks.close();
         let watch = async {
             loop {
-                watcher(Step::Sessions, fleet.connected());
+                watcher(FleetStartStep::Sessions, fleet.connected());
                 tokio::time::sleep(REPORT_INTERVAL).await;
             }
         };
@@ -169,7 +171,7 @@ impl Prepared {
     }
 }
 
-impl<'a> IntoFuture for Start<'a> {
+impl<'a> IntoFuture for FleetStart<'a> {
     type Output = Result<Fleet>;
     type IntoFuture = BoxFuture<'a, Self::Output>;
 

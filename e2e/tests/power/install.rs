@@ -102,7 +102,7 @@ async fn an_install_survives_a_cut_at_any_write() -> Result<()> {
     std::fs::create_dir(&root)?;
     // Stripped of debug information, so that it's written quickly.
     let download = dir.join("download");
-    parts::strip("edgecore-prepull", &download).await?;
+    parts::strip_program("edgecore-prepull", &download).await?;
     let enroll = format!("https://{}", cloud.enroll_addr());
     let tunnel = format!("wss://{}{TUNNEL_PATH}", cloud.tunnel_addr());
     let addresses = ["--enroll-url".to_owned(), enroll, "--tunnel-url".to_owned(), tunnel];

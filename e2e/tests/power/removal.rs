@@ -28,7 +28,7 @@ async fn held(
 async fn a_removal_goes_on_after_a_power_cut() -> Result<()> {
     const IMAGES: u32 = 12;
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.ext4(256 * MIB).await?;
+    let mut node = site.add_node("edge-1").await?.ext4(256 * MIB).await?;
     let registry = Registry::start().await?;
     let (held, spec) = held(&registry, &node, IMAGES as usize).await?;
     let job = site.cluster.job("cut").on(["edge-1"]);
@@ -58,7 +58,7 @@ async fn a_removal_goes_on_after_a_power_cut() -> Result<()> {
 #[tokio::test]
 async fn a_removal_survives_a_cut_at_any_write() -> Result<()> {
     let site = Site::start().await?;
-    let mut node = site.node("edge-1").await?.recorded(Format::Ext4).await?;
+    let mut node = site.add_node("edge-1").await?.recorded(Format::Ext4).await?;
     let registry = Registry::start().await?;
     let (held, spec) = held(&registry, &node, 4).await?;
     let begun = node.containerd_mut().recorded()?;
@@ -73,7 +73,7 @@ async fn a_removal_survives_a_cut_at_any_write() -> Result<()> {
     for cut in recording.cuts(begun, cuts() * 2, &mut chance).into_iter().chain([known]) {
         let at = || format!("cut before event {cut} of {}, the cloud knew at {known}", recording.len());
         node.containerd_mut().start_after_cut(&recording, cut, &mut chance).await.with_context(at)?;
-        let has_ended = node.ledger()?.iter().any(|task| task.ended);
+        let has_ended = node.read_ledger()?.iter().any(|task| task.ended);
         let mut left = 0;
         for (image, reference) in &held {
             if node.has_image(reference).await? {

@@ -84,7 +84,7 @@ fn run() -> Result<bool, String> {
     Ok(report_table(&rows, paths.is_empty()))
 }
 
-fn report_table(rows: &[rows::Row], whole_tree: bool) -> bool {
+fn report_table(rows: &[rows::RateRow], whole_tree: bool) -> bool {
     say!("{:44} {:>7} {:>8} {:>6}", "", "now", "ceiling", "goal");
     let mut within = true;
     for row in rows {
@@ -96,7 +96,7 @@ fn report_table(rows: &[rows::Row], whole_tree: bool) -> bool {
     within
 }
 
-fn report_added(rows: &[rows::Row], added: &HashMap<String, HashSet<usize>>) -> bool {
+fn report_added(rows: &[rows::RateRow], added: &HashMap<String, HashSet<usize>>) -> bool {
     let mut clean = true;
     for row in rows.iter().filter(|row| row.offends_when_added) {
         for place in &row.found {

@@ -4,11 +4,11 @@
 pub(crate) struct Prose {
     pub(crate) line: usize,
     pub(crate) text: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProseKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum ProseKind {
     /// `//!`
     Module,
     /// `///`
@@ -20,14 +20,14 @@ pub(crate) enum Kind {
 }
 
 #[derive(Default)]
-pub(crate) struct Source {
+pub(crate) struct SplitSource {
     pub(crate) prose: Vec<Prose>,
     /// The source with comments and the content of literals left out. Line ends stay.
     pub(crate) code: String,
 }
 
-pub(crate) fn split_source(content: &str) -> Source {
-    let mut source = Source::default();
+pub(crate) fn split_source(content: &str) -> SplitSource {
+    let mut source = SplitSource::default();
     let chars: Vec<char> = content.chars().collect();
     let (mut at, mut line) = (0, 1);
     while at < chars.len() {
@@ -40,7 +40,7 @@ pub(crate) fn split_source(content: &str) -> Source {
             (length_until(rest, "*/") + 2, None)
         } else if let Some((length, text)) = read_string(rest).filter(|_| rest[0] == '"' || !after_word) {
             source.code.push('"');
-            (length, Some((Kind::Literal, text)))
+            (length, Some((ProseKind::Literal, text)))
         } else if rest[0] == '\'' {
             source.code.push('\'');
             (length_of_quote(rest), None)
@@ -62,11 +62,11 @@ pub(crate) fn split_source(content: &str) -> Source {
     source
 }
 
-fn read_comment(comment: &[char]) -> (Kind, String) {
+fn read_comment(comment: &[char]) -> (ProseKind, String) {
     let kind = match comment.get(2) {
-        Some('!') => Kind::Module,
-        Some('/') => Kind::Doc,
-        _ => Kind::Inline,
+        Some('!') => ProseKind::Module,
+        Some('/') => ProseKind::Doc,
+        _ => ProseKind::Inline,
     };
     (kind, comment.iter().skip(2).skip_while(|char| matches!(char, '/' | '!')).collect())
 }
@@ -124,11 +124,11 @@ mod tests {
         assert_eq!(
             prose,
             [
-                (1, Kind::Module, " A b."),
-                (2, Kind::Inline, " why"),
-                (3, Kind::Literal, "c \"d\""),
-                (3, Kind::Literal, "e\\\"\nf"),
-                (6, Kind::Doc, " D."),
+                (1, ProseKind::Module, " A b."),
+                (2, ProseKind::Inline, " why"),
+                (3, ProseKind::Literal, "c \"d\""),
+                (3, ProseKind::Literal, "e\\\"\nf"),
+                (6, ProseKind::Doc, " D."),
             ]
         );
         assert_eq!(source.code, "\nfn a<'a>(b: &'a str) { \n  x(', ', \", \"\n);\n}\n\n");

@@ -14,7 +14,7 @@ mod peers;
 mod renew;
 mod trust;
 
-pub(crate) use current::Current;
+pub(crate) use current::CurrentCertificate;
 pub use current::Identity;
 pub use error::IdentityError;
 pub(crate) use error::REMEDY_OF_DENIAL;

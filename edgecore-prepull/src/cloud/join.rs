@@ -196,8 +196,8 @@ pub(crate) async fn run_through(args: JoinArgs, proxies: &Proxies) -> Result<Joi
         return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }
     let token = token.read()?.ok_or(JoinError::NoToken)?;
-    let endpoints = enroll_urls.ways(ENROLL_SCHEME, proxies)?;
-    tunnel_urls.endpoints(TUNNEL_SCHEME)?;
+    let endpoints = enroll_urls.endpoints_to_dial(ENROLL_SCHEME, proxies)?;
+    tunnel_urls.parse_endpoints(TUNNEL_SCHEME)?;
     let dir = StateDir::new(&state_dir);
     if !force
         && let Some(other) = dir.joined_as()?

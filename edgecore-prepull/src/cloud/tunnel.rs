@@ -16,17 +16,17 @@ pub enum TunnelEvent {
     Connected(Welcome),
     /// The cloud sent a message.
     Message(CloudMessage),
-    /// The session has ended. Messages given to [`Link::send`] may or may not have arrived.
+    /// The session has ended. Messages given to [`TunnelSender::send`] may or may not have arrived.
     Disconnected,
 }
 
 /// The agent's sending end of the tunnel.
 #[derive(Clone, Debug)]
-pub struct Link {
+pub struct TunnelSender {
     sender: mpsc::Sender<EdgeMessage>,
 }
 
-impl Link {
+impl TunnelSender {
     /// Creates a link and the tunnel's receiving end of it; at most `depth` messages wait in between.
     pub fn new(depth: usize) -> (Self, mpsc::Receiver<EdgeMessage>) {
         let (sender, receiver) = mpsc::channel(depth);
@@ -41,7 +41,7 @@ impl Link {
     }
 
     /// Like [`Self::send`], but drops the message if the queue is full.
-    pub fn offer(&self, message: EdgeMessage) {
+    pub fn try_send(&self, message: EdgeMessage) {
         let _ = self.sender.try_send(message);
     }
 }

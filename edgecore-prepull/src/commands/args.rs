@@ -8,7 +8,7 @@ use prepull_program::log::LogArgs;
 
 use crate::cloud::join::JoinArgs;
 use crate::commands::install::args::{InstallArgs, UninstallArgs};
-use crate::config::{Amount, DownloadWindow, Listen, Percent, Rate, Settings};
+use crate::config::{AgentSettings, Amount, DownloadWindow, Listen, Percent, Rate};
 use crate::images::fetch::FetchMode;
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -28,12 +28,12 @@ Examples:
 pub(crate) struct Cli {
     /// What to do
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: AgentCommand,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum AgentCommand {
     /// Install the agent on this machine: program, unit, settings; join, start, wait until it is connected
     Install(Box<InstallArgs>),
     /// Take the agent off this machine, with all that it has kept
@@ -113,7 +113,7 @@ pub(crate) struct RunArgs {
     pub(crate) config: Option<PathBuf>,
     /// The settings that the file may hold as well
     #[command(flatten)]
-    pub(crate) settings: Settings,
+    pub(crate) settings: AgentSettings,
     /// How to log
     #[command(flatten)]
     pub(crate) log: LogArgs,

@@ -30,13 +30,13 @@ use tokio::time::{Instant, sleep};
 use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME};
 use crate::cloud::identity::{Connection, StateDir, replace_file, temporary_of};
 use crate::cloud::join::{self, JoinArgs, resolve_urls};
-use crate::config::{Effective, Listen, Settings};
+use crate::config::{AgentSettings, Effective, Listen};
 use crate::health;
 use crate::images::providers::{Providers, Stderr};
 use crate::upgrade;
 use args::InstallArgs;
-use places::{Places, UNIT};
-use plan::{Plan, Refusal, Step, UNIT_FILE, Wish};
+use places::{InstallPlaces, UNIT};
+use plan::{InstallPlan, InstallRefusal, InstallStep, InstallWish, UNIT_FILE};
 
 /// Interval of asking the agent.
 const POLL: Duration = Duration::from_millis(200);
@@ -51,21 +51,21 @@ const NO_SYSTEMD: u8 = 3;
 
 /// Installs the agent on this machine, and waits until it is connected.
 pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
-    let places = Places::default();
+    let places = InstallPlaces::default();
     let began = Instant::now();
     let is_dry = args.dry_run;
     if !is_dry && !rustix::process::geteuid().is_root() {
-        return Err(Refusal::NotRoot("install").into());
+        return Err(InstallRefusal::NotRoot("install").into());
     }
     let token = args.token.read()?;
-    let wish = wish(&args, token.as_ref(), &places)?;
-    let facts = machine::look(&places, token.as_ref().map(|token| &token.ca), &wish).await?;
-    let plan = plan::plan(&facts, &wish, &places)?;
-    plan.connection.tunnel_urls.endpoints(TUNNEL_SCHEME)?;
-    plan.connection.enroll_urls.endpoints(ENROLL_SCHEME)?;
+    let wish = parse_wish(&args, token.as_ref(), &places)?;
+    let facts = machine::collect_facts(&places, token.as_ref().map(|token| &token.ca), &wish).await?;
+    let plan = plan::plan_install(&facts, &wish, &places)?;
+    plan.connection.tunnel_urls.parse_endpoints(TUNNEL_SCHEME)?;
+    plan.connection.enroll_urls.parse_endpoints(ENROLL_SCHEME)?;
     if is_dry {
         for step in &plan.steps {
-            say(&step.describe(&plan, &places))?;
+            print_line(&step.describe(&plan, &places))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -83,7 +83,7 @@ pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
         program: facts.program,
         timeout: args.timeout,
     };
-    say(&format!("edgecore-prepull {} on node {}", env!("CARGO_PKG_VERSION"), work.plan.node))?;
+    print_line(&format!("edgecore-prepull {} on node {}", env!("CARGO_PKG_VERSION"), work.plan.node))?;
     for step in &work.plan.steps {
         if let Some(status) = work.carry_out(step, began).await? {
             return Ok(status);
@@ -93,7 +93,11 @@ pub(crate) async fn run(args: InstallArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The options of the command line, checked as far as that's possible without looking at the machine.
-fn wish(args: &InstallArgs, token: Option<&JoinToken>, places: &Places) -> anyhow::Result<Wish> {
+fn parse_wish(
+    args: &InstallArgs,
+    token: Option<&JoinToken>,
+    places: &InstallPlaces,
+) -> anyhow::Result<InstallWish> {
     let mut given = args.settings.clone();
     let (enroll_urls, tunnel_urls) = resolve_urls(
         &args.server,
@@ -102,7 +106,7 @@ fn wish(args: &InstallArgs, token: Option<&JoinToken>, places: &Places) -> anyho
     );
     if given.state_dir.take().is_some_and(|dir| dir != places.state) {
         let (state, file) = (places.state.clone(), places.settings.clone());
-        return Err(Refusal::StateDir { state, file }.into());
+        return Err(InstallRefusal::StateDir { state, file }.into());
     }
     let [config, bin_dir] =
         [&given.image_credential_provider_config, &given.image_credential_provider_bin_dir];
@@ -114,21 +118,21 @@ fn wish(args: &InstallArgs, token: Option<&JoinToken>, places: &Places) -> anyho
             );
         }
     }
-    Ok(Wish {
+    Ok(InstallWish {
         enroll_urls,
         tunnel_urls,
         has_token: token.is_some(),
         node: args.node_name.clone().filter(|node| !node.is_empty()).map(NodeName),
         rejoin: args.rejoin,
         upgrade_key: args.upgrade_key.as_deref().map(upgrade::read_key).transpose()?,
-        settings: settings::values(&given),
+        settings: settings::given_values(&given),
     })
 }
 
 /// A plan in progress.
 struct Work {
-    places: Places,
-    plan: Plan,
+    places: InstallPlaces,
+    plan: InstallPlan,
     token: Option<JoinToken>,
     rejoin: bool,
     is_packaged: bool,
@@ -140,7 +144,7 @@ struct Work {
 
 impl Work {
     /// Carries out a step. A returned status ends the work.
-    async fn carry_out(&self, step: &Step, began: Instant) -> anyhow::Result<Option<ExitCode>> {
+    async fn carry_out(&self, step: &InstallStep, began: Instant) -> anyhow::Result<Option<ExitCode>> {
         let Self { places, plan, .. } = self;
         if step.needs_restart() {
             // Before the change: if this run ended between the two, the next one would find nothing to change.
@@ -148,11 +152,11 @@ impl Work {
                 .with_context(|| format!("cannot write {}", places.restart_due.display()))?;
         }
         match step {
-            Step::CreateStateDir => {
+            InstallStep::CreateStateDir => {
                 make_dir(&places.state, 0o700)?;
             }
-            Step::Join { renew } => match self.join(*renew).await {
-                Ok(joined) => say(&joined)?,
+            InstallStep::Join { renew } => match self.join(*renew).await {
+                Ok(joined) => print_line(&joined)?,
                 Err(error) => {
                     if !self.is_restart_due {
                         let _ = fs::remove_file(&places.restart_due);
@@ -160,51 +164,55 @@ impl Work {
                     return Err(error);
                 }
             },
-            Step::Redirect(connection) => {
-                StateDir::new(&places.state).redirect(connection)?;
-                say(&format!("cloudcore is at {}", connection.tunnel_urls))?;
+            InstallStep::Redirect(connection) => {
+                StateDir::new(&places.state).replace_urls(connection)?;
+                print_line(&format!("cloudcore is at {}", connection.tunnel_urls))?;
             }
-            Step::CopyProgram => {
+            InstallStep::CopyProgram => {
                 let program = fs::read(&self.program)
                     .with_context(|| format!("cannot read {}", self.program.display()))?;
-                put(&places.program, &program, machine::PROGRAM_MODE)?;
+                put_file(&places.program, &program, machine::PROGRAM_MODE)?;
             }
-            Step::WriteUnit => put(&places.unit, UNIT_FILE.as_bytes(), 0o644)?,
-            Step::WriteSettings(text) => {
+            InstallStep::WriteUnit => put_file(&places.unit, UNIT_FILE.as_bytes(), 0o644)?,
+            InstallStep::WriteSettings(text) => {
                 self.check_settings(text)?;
-                put(&places.settings, text.as_bytes(), 0o644)?;
+                put_file(&places.settings, text.as_bytes(), 0o644)?;
             }
             // A proxy may have a password.
-            Step::WriteProxies(text) => put(&places.proxies, text.as_bytes(), 0o600)?,
-            Step::WriteUpgradeKey(text) => put(&places.upgrade_key, text.as_bytes(), 0o644)?,
-            Step::Remove(path) => {
+            InstallStep::WriteProxies(text) => put_file(&places.proxies, text.as_bytes(), 0o600)?,
+            InstallStep::WriteUpgradeKey(text) => put_file(&places.upgrade_key, text.as_bytes(), 0o644)?,
+            InstallStep::Remove(path) => {
                 fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
-                say(&format!("removed {}, which a package has replaced", path.display()))?;
+                print_line(&format!("removed {}, which a package has replaced", path.display()))?;
             }
-            Step::Reload => systemd::systemctl(&["daemon-reload"]).await?,
-            Step::Enable => systemd::systemctl(&["--quiet", "reenable", UNIT]).await?,
-            Step::Start | Step::Restart => {
-                if let (Step::Start, Listen::On(address)) = (step, self.effective()?.metrics_listen) {
+            InstallStep::Reload => systemd::systemctl(&["daemon-reload"]).await?,
+            InstallStep::Enable => systemd::systemctl(&["--quiet", "reenable", UNIT]).await?,
+            InstallStep::Start | InstallStep::Restart => {
+                if let (InstallStep::Start, Listen::On(address)) = (step, self.effective()?.metrics_listen) {
                     check_port(address).await?;
                 }
-                systemd::systemctl(&[if *step == Step::Start { "start" } else { "restart" }, UNIT]).await?;
+                systemd::systemctl(&[if *step == InstallStep::Start { "start" } else { "restart" }, UNIT])
+                    .await?;
                 let _ = fs::remove_file(&places.restart_due);
-                say(&format!("{UNIT} {}", if *step == Step::Start { "started" } else { "restarted" }))?;
+                print_line(&format!(
+                    "{UNIT} {}",
+                    if *step == InstallStep::Start { "started" } else { "restarted" }
+                ))?;
             }
-            Step::AwaitConnection => {
+            InstallStep::AwaitConnection => {
                 let session = self.wait_for_connection().await?;
-                say(&format!(
+                print_line(&format!(
                     "connected to {session} as node {}, {:.1} s after the start",
                     plan.node,
                     began.elapsed().as_secs_f64()
                 ))?;
             }
-            Step::Explain(init) => {
+            InstallStep::Explain(init) => {
                 let _ = fs::remove_file(&places.restart_due);
                 let program = if self.is_packaged { &places.program_of_package } else { &places.program };
-                say(&format!(
+                print_line(&format!(
                     "joined; program and settings are in place, and no systemd runs here to start the agent.\n{}",
-                    elsewhere::explain(*init, program, places)
+                    elsewhere::explain_start(*init, program, places)
                 ))?;
                 return Ok(Some(ExitCode::from(NO_SYSTEMD)));
             }
@@ -214,10 +222,10 @@ impl Work {
 
     /// Notes that a restart is due. For a node that joins, also notes its key: a token lets a node join once, so the
     /// next run must know whether this one has used it.
-    fn mark_restart_due(&self, step: &Step) -> anyhow::Result<()> {
+    fn mark_restart_due(&self, step: &InstallStep) -> anyhow::Result<()> {
         let mut options = fs::OpenOptions::new();
         options.create(true).append(true);
-        if let Step::Join { .. } = step {
+        if let InstallStep::Join { .. } = step {
             let key = StateDir::new(&self.places.state).requested_key()?.public_key();
             options
                 .append(false)
@@ -254,21 +262,21 @@ impl Work {
         let joined = joined.await.context(not_joined)?;
         // If the certificate was renewed, or was still valid, the addresses haven't changed.
         if Connection::load(&self.places.state).ok().as_ref() != Some(connection) {
-            StateDir::new(&self.places.state).redirect(connection)?;
+            StateDir::new(&self.places.state).replace_urls(connection)?;
         }
         Ok(joined.to_string())
     }
 
     /// The settings as the agent reads them.
     fn effective(&self) -> anyhow::Result<Effective> {
-        Ok(Settings::default().or_file(Settings::from_file(&self.places.settings)?))
+        Ok(AgentSettings::default().or_file(AgentSettings::from_file(&self.places.settings)?))
     }
 
     /// Whether the agent would start with these settings.
     fn check_settings(&self, text: &str) -> anyhow::Result<()> {
         let file = self.places.settings.display();
-        let settings = Settings::from_text(text).map_err(|problem| anyhow!("{file}{problem}"))?;
-        Providers::load(&settings.or_file(Settings::default()).providers, Stderr::Dropped, None)?;
+        let settings = AgentSettings::from_text(text).map_err(|problem| anyhow!("{file}{problem}"))?;
+        Providers::load(&settings.or_file(AgentSettings::default()).providers, Stderr::Dropped, None)?;
         Ok(())
     }
 
@@ -283,12 +291,12 @@ impl Work {
         let (mut next_line, mut running_at) = (began + PROGRESS, began);
         loop {
             // Until systemd notices that the old process has ended, an answer may come from that one.
-            let unit = systemd::state().await?;
+            let unit = systemd::unit_state().await?;
             if unit.active == "active" {
                 running_at = Instant::now();
             }
             if unit.active == "active"
-                && let Ok(health) = health::ask(listen).await
+                && let Ok(health) = health::fetch_health(listen).await
                 && let Some(session) = health.session
             {
                 self.look_at_runtime(listen).await?;
@@ -308,7 +316,7 @@ impl Work {
             }
             if Instant::now() >= next_line {
                 let of = self.timeout.as_secs();
-                say(&format!(
+                print_line(&format!(
                     "waiting for the connection, {} s of {of} s ({UNIT} is {})",
                     waited.as_secs(),
                     unit.active
@@ -323,12 +331,12 @@ impl Work {
     async fn look_at_runtime(&self, listen: std::net::SocketAddr) -> anyhow::Result<()> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE_WITH_RUNTIME {
-            if health::ask(listen).await.is_ok_and(|health| health.is_runtime_up) {
+            if health::fetch_health(listen).await.is_ok_and(|health| health.is_runtime_up) {
                 return Ok(());
             }
             sleep(POLL).await;
         }
-        say(
+        print_line(
             "warning: no container runtime answers yet, and pulls wait for it; give --runtime-endpoint if it has a socket \
              in another place than usual",
         )
@@ -349,12 +357,12 @@ async fn check_port(address: std::net::SocketAddr) -> anyhow::Result<()> {
 
 /// Puts a file in place, and creates the directories above it. It's created in its final directory, so that SELinux
 /// gives it the right label.
-fn put(path: &Path, content: &[u8], mode: u32) -> anyhow::Result<()> {
+fn put_file(path: &Path, content: &[u8], mode: u32) -> anyhow::Result<()> {
     if let Some(dir) = path.parent() {
         make_dir(dir, 0o755)?;
     }
     replace_file(path, content, mode).with_context(|| format!("cannot write {}", path.display()))?;
-    say(&format!("wrote {}", path.display()))
+    print_line(&format!("wrote {}", path.display()))
 }
 
 fn make_dir(dir: &Path, mode: u32) -> anyhow::Result<()> {
@@ -363,6 +371,6 @@ fn make_dir(dir: &Path, mode: u32) -> anyhow::Result<()> {
 }
 
 /// Prints a line for the person at the terminal.
-pub(crate) fn say(line: &str) -> anyhow::Result<()> {
+pub(crate) fn print_line(line: &str) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout(), "{}", line.trim_end())?)
 }

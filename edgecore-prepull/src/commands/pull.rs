@@ -18,13 +18,13 @@ use prepull_api::credentials::RegistryConfig;
 use prepull_api::download::DownloadTerms;
 use prepull_api::image::Reference;
 use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskId};
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use prepull_program::signals::wait_for_termination;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval, sleep, timeout_at};
 
 use crate::commands::args::{PullArgs, PullOptions};
-use crate::config::{Amount, Limits, Rate};
+use crate::config::{Amount, CheckLimits, Rate};
 use crate::images::fetch::{FetchSettings, Fetching, ImageDownload, RoomRules};
 use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
@@ -110,13 +110,13 @@ pub(super) async fn pull(
     };
 
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
-    endpoint.find().await?;
+    endpoint.find_socket().await?;
     let puller = CriPuller::by_hand(endpoint);
     let puller = Arc::new(Fetching::over_cri(puller, fetch));
     wait_for_runtime(&*puller).await?;
     let present = look_up_all(&*puller, &execution.task.images).await;
     let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());
-    let executor = Executor::new(Arc::clone(&puller), parallel_pulls, Limits::default())
+    let executor = Executor::new(Arc::clone(&puller), parallel_pulls, CheckLimits::default())
         .with_credential_providers(Arc::new(providers));
     let terms = execution.terms.clone();
     let (control, receiver) = watch::channel(TaskControl { terms, may_remove: false, stop: None });
@@ -133,7 +133,7 @@ pub(super) async fn pull(
     let pulling = async {
         tokio::join!(
             executor.run(execution, receiver, sender),
-            show(&display, updates, || puller.downloads())
+            show_updates(&display, updates, || puller.downloads())
         )
         .0
     };
@@ -212,21 +212,21 @@ async fn look_up_all(puller: &impl Puller, images: &[ImageTask]) -> Vec<Option<P
 
 /// The credentials for an image. Like docker, pulls an image without an entry anonymously. A malformed entry fails the
 /// image.
-fn select_key(lookup: Option<prepull_api::credentials::Lookup>) -> Key {
+fn select_key(lookup: Option<prepull_api::credentials::Lookup>) -> PullKey {
     match lookup {
         Some(lookup) if !lookup.credentials.is_empty() => {
-            Key::Credentials { credentials: lookup.credentials }
+            PullKey::Credentials { credentials: lookup.credentials }
         }
         Some(lookup) => match lookup.broken.first() {
-            Some(problem) => Key::Unavailable { reason: format!("--docker-config: {problem}") },
-            None => Key::anonymous(),
+            Some(problem) => PullKey::Unavailable { reason: format!("--docker-config: {problem}") },
+            None => PullKey::anonymous(),
         },
-        None => Key::anonymous(),
+        None => PullKey::anonymous(),
     }
 }
 
 /// Displays updates, and what is being downloaded, until the executor has ended.
-async fn show(
+async fn show_updates(
     display: &Display,
     mut updates: mpsc::Receiver<TaskUpdate>,
     downloads: impl Fn() -> Vec<ImageDownload>,

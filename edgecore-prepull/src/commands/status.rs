@@ -16,8 +16,8 @@ use tokio::time::timeout;
 use crate::clock::timestamp;
 use crate::cloud::identity::Identity;
 use crate::commands::args::{StatusArgs, StatusOutput};
-use crate::commands::install::places::Places;
-use crate::config::{Effective, Listen, Settings};
+use crate::commands::install::places::InstallPlaces;
+use crate::config::{AgentSettings, Effective, Listen};
 use crate::health::get;
 use crate::images::puller::Puller;
 use crate::images::puller::cri::CriPuller;
@@ -26,8 +26,8 @@ use crate::node_clock::node_clock;
 use crate::status::{AgentStatus, TaskStatus};
 use crate::tasks::agent::TaskRecord;
 use crate::tasks::{ledger, node};
-use crate::upgrade::{Files, Outcome};
-use text::render;
+use crate::upgrade::{TrialOutcome, UpgradeFiles};
+use text::render_report;
 
 /// Deadline of a question to the runtime: a person waits.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(3);
@@ -66,7 +66,7 @@ struct BoxReport {
     agent: Looked<AgentStatus>,
     /// How the last trial of another version ended.
     #[serde(skip_serializing_if = "Option::is_none")]
-    upgrade: Option<Outcome>,
+    upgrade: Option<TrialOutcome>,
     runtime: Looked<RuntimeStatus>,
     /// Why the node's own windows let it download nothing now; absent while they do.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,25 +107,26 @@ impl BoxReport {
 /// Prints the state. The exit status is 0 if the machine can take part in jobs.
 pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let output = args.output;
-    let report = look(&settings(args)?).await?;
+    let report = collect_report(&read_settings(args)?).await?;
     let text = match output {
         Some(StatusOutput::Json) => serde_json::to_string_pretty(&report)? + "\n",
-        None => render(&report, SystemTime::now()),
+        None => render_report(&report, SystemTime::now()),
     };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write the status")?;
     Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The settings with which the agent runs, as far as its file and the flags have them.
-fn settings(args: StatusArgs) -> anyhow::Result<Effective> {
+fn read_settings(args: StatusArgs) -> anyhow::Result<Effective> {
     let StatusArgs { config, state_dir, runtime_endpoint, metrics_listen, output: _ } = args;
-    let usual = Places::default().settings;
+    let usual = InstallPlaces::default().settings;
     let file = config.or_else(|| usual.exists().then_some(usual));
-    let file = file.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
-    Ok(Settings { state_dir, runtime_endpoint, metrics_listen, ..Settings::default() }.or_file(file))
+    let file = file.as_deref().map(AgentSettings::from_file).transpose()?.unwrap_or_default();
+    Ok(AgentSettings { state_dir, runtime_endpoint, metrics_listen, ..AgentSettings::default() }
+        .or_file(file))
 }
 
-async fn look(settings: &Effective) -> anyhow::Result<BoxReport> {
+async fn collect_report(settings: &Effective) -> anyhow::Result<BoxReport> {
     let state_dir = &settings.state_dir;
     let identity = Identity::load(state_dir).map(|identity| IdentityStatus {
         node: identity.node().to_string(),
@@ -142,12 +143,15 @@ async fn look(settings: &Effective) -> anyhow::Result<BoxReport> {
         let records = records.map(|records| records.iter().map(status).collect());
         records.map_err(|error| with_causes(&error)).into()
     });
-    let upgrade = Files::of(state_dir).read().ok().and_then(|record| record.last().cloned());
+    let upgrade = UpgradeFiles::in_state_dir(state_dir)
+        .read_record()
+        .ok()
+        .and_then(|record| record.last_outcome().cloned());
     let mut clock = node_clock(settings.download_windows.clone())?;
     if let Some(agent) = agent.known() {
         clock.cloud_windows.clone_from(&agent.settings.windows);
     }
-    let window = timestamp(SystemTime::now()).and_then(|now| clock.own_openings().explain(now));
+    let window = timestamp(SystemTime::now()).and_then(|now| clock.own_openings().explain_wait(now));
     Ok(BoxReport { identity: identity.into(), agent, upgrade, runtime, window, tasks })
 }
 
@@ -170,7 +174,7 @@ fn read_status(answer: &str, address: SocketAddr) -> Looked<AgentStatus> {
 }
 
 async fn ask_runtime(endpoint: RuntimeEndpoint) -> Looked<RuntimeStatus> {
-    if let Err(error) = endpoint.find().await {
+    if let Err(error) = endpoint.find_socket().await {
         return Looked::Error(error.to_string());
     }
     let puller = CriPuller::by_hand(endpoint);

@@ -11,18 +11,18 @@ use anyhow::{Context, bail};
 use crate::cloud::identity::{StateDir, temporary_of};
 use crate::commands::install::args::UninstallArgs;
 use crate::commands::install::elsewhere::explain_stop;
-use crate::commands::install::places::{Places, UNIT};
-use crate::commands::install::plan::{Init, Refusal};
+use crate::commands::install::places::{InstallPlaces, UNIT};
+use crate::commands::install::plan::{Init, InstallRefusal};
 use crate::commands::install::systemd::{self, UnitState};
-use crate::commands::install::{machine, say};
-use crate::config::Settings;
+use crate::commands::install::{machine, print_line};
+use crate::config::AgentSettings;
 use crate::images::puller::cri::CriPuller;
-use crate::images::puller::{Puller, Unpinned};
+use crate::images::puller::{JobsToUnpin, Puller};
 use crate::images::runtime::RuntimeEndpoint;
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum UninstallStep {
     /// Stop the unit, and disable it.
     Disable,
     File(PathBuf),
@@ -34,14 +34,19 @@ enum Step {
 }
 
 /// Decides on the steps. Files that don't exist need none.
-fn plan(places: &Places, has_systemd: bool, unit: &UnitState, purge: bool) -> Vec<Step> {
+fn plan_uninstall(
+    places: &InstallPlaces,
+    has_systemd: bool,
+    unit: &UnitState,
+    purge: bool,
+) -> Vec<UninstallStep> {
     let mut steps = Vec::new();
     if has_systemd && unit.is_known {
-        steps.push(Step::Disable);
+        steps.push(UninstallStep::Disable);
     }
     // An `install` that was killed during a write may have left these.
-    steps.extend(places.replaced_whole().map(|file| Step::File(temporary_of(file))));
-    let Places {
+    steps.extend(places.replaced_whole().map(|file| UninstallStep::File(temporary_of(file))));
+    let InstallPlaces {
         program,
         unit: unit_file,
         drop_ins,
@@ -53,21 +58,25 @@ fn plan(places: &Places, has_systemd: bool, unit: &UnitState, purge: bool) -> Ve
         restart_due,
         ..
     } = places.clone();
-    steps.push(Step::File(unit_file));
+    steps.push(UninstallStep::File(unit_file));
     if purge {
-        steps.extend([Step::Tree(drop_ins), Step::Tree(etc)]);
+        steps.extend([UninstallStep::Tree(drop_ins), UninstallStep::Tree(etc)]);
     } else {
-        steps.extend([settings, proxies, upgrade_key].map(Step::File));
-        steps.push(Step::EmptyDir(etc));
+        steps.extend([settings, proxies, upgrade_key].map(UninstallStep::File));
+        steps.push(UninstallStep::EmptyDir(etc));
     }
-    steps.extend([Step::Tree(state), Step::File(restart_due), Step::File(program)]);
+    steps.extend([
+        UninstallStep::Tree(state),
+        UninstallStep::File(restart_due),
+        UninstallStep::File(program),
+    ]);
     if has_systemd && unit.is_known {
-        steps.push(Step::Reload);
+        steps.push(UninstallStep::Reload);
     }
     steps
 }
 
-impl Step {
+impl UninstallStep {
     fn describe(&self) -> String {
         match self {
             Self::Disable => format!("systemctl disable --now {UNIT}"),
@@ -90,16 +99,16 @@ impl Step {
     async fn carry_out(&self) -> anyhow::Result<()> {
         match self {
             Self::Disable => systemd::systemctl(&["--quiet", "disable", "--now", UNIT]).await?,
-            Self::File(path) => remove(path, fs::remove_file(path))?,
-            Self::Tree(path) => remove(path, fs::remove_dir_all(path))?,
+            Self::File(path) => report_removal(path, fs::remove_file(path))?,
+            Self::Tree(path) => report_removal(path, fs::remove_dir_all(path))?,
             Self::EmptyDir(path) => match fs::remove_dir(path) {
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                    return say(&format!(
+                    return print_line(&format!(
                         "{} has files of others and stays; --purge removes it",
                         path.display()
                     ));
                 }
-                removed => remove(path, removed)?,
+                removed => report_removal(path, removed)?,
             },
             Self::Reload => {
                 systemd::systemctl(&["daemon-reload"]).await?;
@@ -111,9 +120,9 @@ impl Step {
     }
 }
 
-fn remove(path: &Path, removed: io::Result<()>) -> anyhow::Result<()> {
+fn report_removal(path: &Path, removed: io::Result<()>) -> anyhow::Result<()> {
     match removed {
-        Ok(()) => say(&format!("removed {}", path.display())),
+        Ok(()) => print_line(&format!("removed {}", path.display())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
     }
@@ -122,9 +131,9 @@ fn remove(path: &Path, removed: io::Result<()>) -> anyhow::Result<()> {
 /// Removes the agent from this machine.
 pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     let UninstallArgs { purge, dry_run } = args;
-    let places = Places::default();
+    let places = InstallPlaces::default();
     if !dry_run && !rustix::process::geteuid().is_root() {
-        return Err(Refusal::NotRoot("uninstall").into());
+        return Err(InstallRefusal::NotRoot("uninstall").into());
     }
     if machine::is_packaged(&places) {
         bail!(
@@ -136,7 +145,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     }
     let init = machine::find_init(&places);
     let has_systemd = init == Init::Systemd;
-    let unit = if has_systemd { systemd::state().await? } else { UnitState::default() };
+    let unit = if has_systemd { systemd::unit_state().await? } else { UnitState::default() };
     if !unit.is_running() && machine::is_state_in_use(&places) {
         bail!(
             "an edgecore-prepull is running with its state in {}: stop it first: {}",
@@ -146,10 +155,13 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     }
     let node = StateDir::new(&places.state).joined_as().ok().flatten();
     let runtime = runtime_of(&places.settings);
-    let steps = plan(&places, has_systemd, &unit, purge).into_iter().filter(Step::is_due).collect::<Vec<_>>();
+    let steps = plan_uninstall(&places, has_systemd, &unit, purge)
+        .into_iter()
+        .filter(UninstallStep::is_due)
+        .collect::<Vec<_>>();
     for step in &steps {
         if dry_run {
-            say(&step.describe())?;
+            print_line(&step.describe())?;
         } else {
             step.carry_out()
                 .await
@@ -157,7 +169,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         }
     }
     if steps.is_empty() {
-        say("nothing of edgecore-prepull is installed here")?;
+        print_line("nothing of edgecore-prepull is installed here")?;
     }
     // The agent is stopped now, so it can't pin again.
     if !steps.is_empty() && !dry_run {
@@ -166,10 +178,10 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         release_all(&puller).await?;
     }
     if !has_systemd && !steps.is_empty() {
-        say(&format!("no systemd runs here: remove what starts the agent: {}", explain_stop(init)))?;
+        print_line(&format!("no systemd runs here: remove what starts the agent: {}", explain_stop(init)))?;
     }
     if let Some(node) = node {
-        say(&format!(
+        print_line(&format!(
             "the certificate of node {node} stays valid until it expires; if it may have been copied, run \
              `kubectl prepull node revoke {node}`"
         ))?;
@@ -179,7 +191,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
 
 /// The runtime in the settings, or the one in the usual places.
 fn runtime_of(settings: &Path) -> RuntimeEndpoint {
-    let settings = Settings::from_file(settings).ok();
+    let settings = AgentSettings::from_file(settings).ok();
     settings
         .and_then(|settings| settings.runtime_endpoint)
         .unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
@@ -189,9 +201,9 @@ fn runtime_of(settings: &Path) -> RuntimeEndpoint {
 async fn unpin_all(puller: &CriPuller) -> anyhow::Result<()> {
     // There are no pins of ours, or the runtime is gone as well.
     let Some(jobs) = puller.pinning_jobs().await.filter(|jobs| !jobs.is_empty()) else { return Ok(()) };
-    match puller.unpin(Unpinned::All).await {
-        Ok(()) => say(&format!("unpinned the images of {} jobs", jobs.len())),
-        Err(error) => say(&format!(
+    match puller.unpin(JobsToUnpin::All).await {
+        Ok(()) => print_line(&format!("unpinned the images of {} jobs", jobs.len())),
+        Err(error) => print_line(&format!(
             "images of {} jobs stay pinned, since the container runtime says: {error}; remove the label \
              io.cri-containerd.pinned from those that `ctr -n k8s.io images ls` lists with \
              operations.kubeedge.io/pinned-by=edgecore-prepull",
@@ -206,8 +218,8 @@ async fn release_all(puller: &CriPuller) -> anyhow::Result<()> {
     let Some(leases) = puller.count_leases().await.filter(|leases| *leases > 0) else { return Ok(()) };
     puller.release_unwanted(&[], Duration::ZERO).await;
     match puller.count_leases().await {
-        Some(0) => say(&format!("released what {leases} unfinished pulls had downloaded")),
-        _ => say(
+        Some(0) => print_line(&format!("released what {leases} unfinished pulls had downloaded")),
+        _ => print_line(
             "what unfinished pulls had downloaded stays in containerd for up to 30 days; remove it with `ctr \
                   --namespace k8s.io leases ls --quiet | grep ^edgecore-prepull- | xargs ctr --namespace k8s.io leases rm`",
         ),
@@ -220,15 +232,24 @@ mod tests {
     use super::*;
 
     /// A machine with every file that the agent may have, and a foreign file.
-    fn installed(root: &Path) -> Places {
-        let places = Places::under(root);
+    fn installed(root: &Path) -> InstallPlaces {
+        let places = InstallPlaces::under(root);
         for dir in [&places.etc, &places.drop_ins, &places.state, &places.state.join("pki")] {
             fs::create_dir_all(dir).unwrap();
         }
         fs::create_dir_all(places.program.parent().unwrap()).unwrap();
         fs::create_dir_all(places.restart_due.parent().unwrap()).unwrap();
-        let Places {
-            program, unit, settings, proxies, upgrade_key, restart_due, state, etc, drop_ins, ..
+        let InstallPlaces {
+            program,
+            unit,
+            settings,
+            proxies,
+            upgrade_key,
+            restart_due,
+            state,
+            etc,
+            drop_ins,
+            ..
         } = &places;
         let key = state.join("pki/client.key");
         for file in [
@@ -268,22 +289,28 @@ mod tests {
         for (purge, left) in [(false, &["mine.conf", "mine.yaml"][..]), (true, &[])] {
             let dir = tempfile::tempdir().unwrap();
             let places = installed(dir.path());
-            for step in plan(&places, false, &UnitState::default(), purge) {
+            for step in plan_uninstall(&places, false, &UnitState::default(), purge) {
                 step.carry_out().await.unwrap();
             }
             assert_eq!(files_below(dir.path()), left, "purge: {purge}");
             assert!(!places.state.exists());
-            let mut again = plan(&places, false, &UnitState::default(), purge);
-            again.retain(Step::is_due);
-            assert_eq!(again, if purge { vec![] } else { vec![Step::EmptyDir(places.etc)] });
+            let mut again = plan_uninstall(&places, false, &UnitState::default(), purge);
+            again.retain(UninstallStep::is_due);
+            assert_eq!(again, if purge { vec![] } else { vec![UninstallStep::EmptyDir(places.etc)] });
         }
     }
 
     #[test]
     fn the_unit_stops_before_its_files_go() {
         let known = UnitState { is_known: true, ..UnitState::default() };
-        let steps = plan(&Places::default(), true, &known, false);
-        assert_eq!((steps.first(), steps.last()), (Some(&Step::Disable), Some(&Step::Reload)));
-        assert!(!plan(&Places::default(), true, &UnitState::default(), false).contains(&Step::Disable));
+        let steps = plan_uninstall(&InstallPlaces::default(), true, &known, false);
+        assert_eq!(
+            (steps.first(), steps.last()),
+            (Some(&UninstallStep::Disable), Some(&UninstallStep::Reload))
+        );
+        assert!(
+            !plan_uninstall(&InstallPlaces::default(), true, &UnitState::default(), false)
+                .contains(&UninstallStep::Disable)
+        );
     }
 }

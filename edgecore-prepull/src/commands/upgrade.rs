@@ -10,16 +10,17 @@ use prepull_program::errors::with_causes;
 use tokio::time::{Instant, interval};
 
 use super::install::machine::find_init;
-use super::install::places::{Places, UNIT};
+use super::install::places::{InstallPlaces, UNIT};
 use super::install::plan::Init;
-use super::install::{say, systemd};
+use super::install::{print_line, systemd};
 use super::pull::pull;
 use crate::commands::args::UpgradeArgs;
-use crate::config::{Effective, Listen, Settings};
+use crate::config::{AgentSettings, Effective, Listen};
 use crate::images::fetch::FetchMode;
 use crate::images::puller::Puller;
 use crate::upgrade::{
-    Files, IN_CONTAINER, MOST_BYTES, PATH, Program, Record, UNASKED, VERSION, put_on_trial, signature_by,
+    IN_CONTAINER, MOST_BYTES, PATH, Program, UNASKED, UpgradeFiles, UpgradeRecord, VERSION, put_on_trial,
+    signature_by,
 };
 
 /// How often we look whether the trial has ended.
@@ -29,15 +30,15 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// Upgrades, or goes back with `--undo`.
 pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
-    let settings = settings(&args)?;
-    let files = Files::of(&settings.state_dir);
-    let init = find_init(&Places::default());
+    let settings = read_settings(&args)?;
+    let files = UpgradeFiles::in_state_dir(&settings.state_dir);
+    let init = find_init(&InstallPlaces::default());
     if init == Init::Container {
         bail!(IN_CONTAINER);
     }
-    let record = files.read()?;
+    let record = files.read_record()?;
     if args.undo {
-        return undo(&files, record, init).await;
+        return undo_upgrade(&files, record, init).await;
     }
     if record.is_trying() {
         bail!("an upgrade is being tried: wait for its end, or end it with --undo");
@@ -60,16 +61,22 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
     let content = read.map_err(|why| anyhow!("cannot take /{PATH} out of {image}: {why}"))?;
     let Program { digest, version, .. } =
         put_on_trial(&files, VERSION, &image, &content, args.within).await?;
-    say(&format!("{version} is tried: it has {} to connect", humantime::format_duration(args.within)))?;
-    restart(init).await?;
+    print_line(&format!(
+        "{version} is tried: it has {} to connect",
+        humantime::format_duration(args.within)
+    ))?;
+    restart_agent(init).await?;
     match wait_for_end(&files, args.within).await? {
-        Some(ended) if ended.proved().is_some_and(|program| program.digest == digest) => {
-            say(&format!("{version} runs and is connected"))?;
+        Some(ended) if ended.proved_program().is_some_and(|program| program.digest == digest) => {
+            print_line(&format!("{version} runs and is connected"))?;
             Ok(ExitCode::SUCCESS)
         }
         Some(ended) => {
-            let why = ended.last().and_then(|last| last.went_back.as_deref()).unwrap_or("its record is gone");
-            let now = ended.proved().map_or(VERSION, |program| &program.version);
+            let why = ended
+                .last_outcome()
+                .and_then(|last| last.went_back.as_deref())
+                .unwrap_or("its record is gone");
+            let now = ended.proved_program().map_or(VERSION, |program| &program.version);
             bail!("{version} has not proved itself, and {now} runs again: {why}")
         }
         None => bail!("{version} is still being tried; `journalctl --unit {UNIT}` shows it"),
@@ -77,40 +84,40 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs the installed program again.
-async fn undo(files: &Files, before: Record, init: Init) -> anyhow::Result<ExitCode> {
-    if before == Record::default() || (!before.is_trying() && before.proved().is_none()) {
-        say(&format!("the installed program, {VERSION}, runs already"))?;
+async fn undo_upgrade(files: &UpgradeFiles, before: UpgradeRecord, init: Init) -> anyhow::Result<ExitCode> {
+    if before == UpgradeRecord::default() || (!before.is_trying() && before.proved_program().is_none()) {
+        print_line(&format!("the installed program, {VERSION}, runs already"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    files.write(&Record::default())?;
-    restart(init).await?;
-    say(&format!("the installed program, {VERSION}, runs again"))?;
+    files.write_record(&UpgradeRecord::default())?;
+    restart_agent(init).await?;
+    print_line(&format!("the installed program, {VERSION}, runs again"))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The settings of the agent, as far as its file has them.
-fn settings(args: &UpgradeArgs) -> anyhow::Result<Effective> {
-    let usual = Places::default().settings;
+fn read_settings(args: &UpgradeArgs) -> anyhow::Result<Effective> {
+    let usual = InstallPlaces::default().settings;
     let file = args.config.clone().or_else(|| usual.exists().then_some(usual));
-    let file = file.as_deref().map(Settings::from_file).transpose()?.unwrap_or_default();
-    Ok(Settings::default().or_file(file))
+    let file = file.as_deref().map(AgentSettings::from_file).transpose()?.unwrap_or_default();
+    Ok(AgentSettings::default().or_file(file))
 }
 
-async fn restart(init: Init) -> anyhow::Result<()> {
+async fn restart_agent(init: Init) -> anyhow::Result<()> {
     if init == Init::Systemd {
         // A few upgrades in a row would meet the limit of starts.
         systemd::systemctl(&["reset-failed", UNIT]).await?;
         return systemd::systemctl(&["restart", UNIT]).await;
     }
-    say("no systemd runs here: restart the agent now")
+    print_line("no systemd runs here: restart the agent now")
 }
 
 /// The record at the end of the trial; `None` if it doesn't end in time.
-async fn wait_for_end(files: &Files, within: Duration) -> anyhow::Result<Option<Record>> {
+async fn wait_for_end(files: &UpgradeFiles, within: Duration) -> anyhow::Result<Option<UpgradeRecord>> {
     let (deadline, mut looks) = (Instant::now() + 3 * within + GRACE, interval(LOOK));
     while Instant::now() < deadline {
         looks.tick().await;
-        match files.read() {
+        match files.read_record() {
             Ok(record) if record.is_trying() => {}
             Ok(record) => return Ok(Some(record)),
             Err(error) => bail!("{}", with_causes(error.as_ref())),

@@ -25,10 +25,10 @@ fn an_amount_is_percent_or_bytes() {
 
 #[test]
 fn flags_win_over_the_file_and_defaults() {
-    let file: Settings =
+    let file: AgentSettings =
         serde_saphyr::from_str("parallelPulls: 7\nstateDir: /x\ndiskMinFree: 5%\nmetricsListen: off\n")
             .unwrap();
-    let flags = Settings { state_dir: Some("/y".into()), ..Settings::default() };
+    let flags = AgentSettings { state_dir: Some("/y".into()), ..AgentSettings::default() };
     let effective = flags.or_file(file);
     assert_eq!((effective.state_dir, effective.parallel_pulls.get()), (PathBuf::from("/y"), 7));
     assert_eq!(effective.limits.disk_min_free, Amount::Percent(5));
@@ -38,7 +38,7 @@ fn flags_win_over_the_file_and_defaults() {
 
 #[test]
 fn an_unknown_key_is_named() {
-    let error = serde_saphyr::from_str::<Settings>("paralelPulls: 7\n").unwrap_err().to_string();
+    let error = serde_saphyr::from_str::<AgentSettings>("paralelPulls: 7\n").unwrap_err().to_string();
     assert!(error.contains("paralelPulls"), "{error}");
 }
 
@@ -56,8 +56,8 @@ fn unfinished_pulls_are_kept_for_1m_to_336h() {
 #[test]
 fn max_tasks_is_1_to_64() {
     let of = |file: &str| {
-        let file = serde_saphyr::from_str::<Settings>(file)?;
-        Ok::<_, serde_saphyr::Error>(Settings::default().or_file(file).max_tasks.0.get())
+        let file = serde_saphyr::from_str::<AgentSettings>(file)?;
+        Ok::<_, serde_saphyr::Error>(AgentSettings::default().or_file(file).max_tasks.0.get())
     };
     assert_eq!(of("parallelPulls: 7").unwrap(), 1);
     assert_eq!(of("maxTasks: 64").unwrap(), 64);
@@ -72,7 +72,7 @@ fn max_tasks_is_1_to_64() {
 fn flags_replace_all_urls_of_the_file() {
     let of = |flags: &[&str], file: &str| {
         let tunnel_url = flags.iter().map(|url| (*url).to_owned()).collect();
-        let flags = Settings { tunnel_url, ..Settings::default() };
+        let flags = AgentSettings { tunnel_url, ..AgentSettings::default() };
         flags.or_file(serde_saphyr::from_str(file).unwrap()).tunnel_urls.to_string()
     };
     assert_eq!(of(&[], "parallelPulls: 1"), "");
@@ -83,24 +83,28 @@ fn flags_replace_all_urls_of_the_file() {
 
 #[test]
 fn providers_are_set_by_flag_or_file() {
-    let file: Settings =
+    let file: AgentSettings =
         serde_saphyr::from_str("imageCredentialProviderConfig: /f\nimageCredentialProviderBinDir: /b\n")
             .unwrap();
-    let of = |flags: Settings| {
+    let of = |flags: AgentSettings| {
         let ProviderSettings { config, bin_dir, timeout } = flags.or_file(file.clone()).providers;
         (config, bin_dir, timeout)
     };
-    assert_eq!(of(Settings::default()), (Some("/f".into()), Some("/b".into()), None));
-    let flag = Settings { image_credential_provider_config: Some("/g".into()), ..Settings::default() };
+    assert_eq!(of(AgentSettings::default()), (Some("/f".into()), Some("/b".into()), None));
+    let flag =
+        AgentSettings { image_credential_provider_config: Some("/g".into()), ..AgentSettings::default() };
     assert_eq!(of(flag), (Some("/g".into()), Some("/b".into()), None));
-    assert_eq!(Settings::default().or_file(Settings::default()).providers, ProviderSettings::default());
+    assert_eq!(
+        AgentSettings::default().or_file(AgentSettings::default()).providers,
+        ProviderSettings::default()
+    );
 }
 
 #[test]
 fn the_kubelet_directory_is_configurable() {
     let of = |flag: Option<&str>, file: &str| {
-        let flags = Settings { kubelet_dir: flag.map(Into::into), ..Settings::default() };
-        flags.or_file(Settings::from_text(file).unwrap()).kubelet_dir
+        let flags = AgentSettings { kubelet_dir: flag.map(Into::into), ..AgentSettings::default() };
+        flags.or_file(AgentSettings::from_text(file).unwrap()).kubelet_dir
     };
     assert_eq!(of(None, ""), PathBuf::from("/var/lib/kubelet"));
     assert_eq!(of(None, "kubeletDir: /file"), PathBuf::from("/file"));
@@ -110,8 +114,11 @@ fn the_kubelet_directory_is_configurable() {
 #[test]
 fn the_shipped_file_is_valid() {
     let text = include_str!("../../../manifests/edgecore-prepull/config.yaml");
-    let shipped: Settings = serde_saphyr::from_str(text).unwrap();
-    assert_eq!(shipped.or_file(Settings::default()), Settings::default().or_file(Settings::default()));
+    let shipped: AgentSettings = serde_saphyr::from_str(text).unwrap();
+    assert_eq!(
+        shipped.or_file(AgentSettings::default()),
+        AgentSettings::default().or_file(AgentSettings::default())
+    );
     let shown: String = text
         .lines()
         .map(|line| match line.strip_prefix("# ") {
@@ -125,7 +132,7 @@ fn the_shipped_file_is_valid() {
             _ => line,
         })
         .fold(String::new(), |all, line| all + line + "\n");
-    let shown: Settings = serde_saphyr::from_str(&shown).unwrap();
+    let shown: AgentSettings = serde_saphyr::from_str(&shown).unwrap();
     assert!(
         shown.image_credential_provider_config.is_some() && shown.image_credential_provider_bin_dir.is_some()
     );
@@ -133,10 +140,10 @@ fn the_shipped_file_is_valid() {
 
 #[test]
 fn windows_are_set_by_flags_or_file() {
-    let file = |text: &str| Settings::from_text(text);
+    let file = |text: &str| AgentSettings::from_text(text);
     let of = |flags: &[&str], text: &str| {
         let download_window = flags.iter().map(|window| window.parse().unwrap()).collect();
-        let flags = Settings { download_window, ..Settings::default() };
+        let flags = AgentSettings { download_window, ..AgentSettings::default() };
         let windows = flags.or_file(file(text).unwrap()).download_windows;
         windows.iter().map(|window| prepull_window::write_window(&window.0)).collect::<Vec<_>>()
     };

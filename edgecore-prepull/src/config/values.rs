@@ -69,14 +69,14 @@ pub(crate) struct BoundedTime<const LEAST: u64, const MOST: u64>(pub(crate) Dura
 
 /// The value of `--peer-patience`. The cloud sends a reminder every 20 s; with less patience each box would download for itself.
 /// After a day without a message from the cloud, waiting helps no box.
-pub(crate) type Patience = BoundedTime<30, 86_400>;
+pub(crate) type PeerPatience = BoundedTime<30, 86_400>;
 
 /// The value of `--keep-unfinished`.
 pub(crate) type KeepTime =
     BoundedTime<{ KEEP_UNFINISHED.start().as_secs() }, { KEEP_UNFINISHED.end().as_secs() }>;
 
 /// Three reminders of the cloud.
-impl Default for Patience {
+impl Default for PeerPatience {
     fn default() -> Self {
         Self(Duration::from_secs(60))
     }

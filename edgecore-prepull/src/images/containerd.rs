@@ -23,7 +23,7 @@ use tonic::transport::Channel;
 
 use crate::images::flushes::Flushes;
 use crate::images::runtime::RuntimeEndpoint;
-pub(crate) use holdings::{Holdings, HoldingsReader, Record};
+pub(crate) use holdings::{Holdings, HoldingsReader, ImageRecord};
 #[cfg(test)]
 pub(crate) use holdings::{Snapshot, StoredBlob};
 pub(crate) use ingest_files::{ingests_dir, open_blob};
@@ -32,10 +32,10 @@ pub(crate) use leases::{Leases, Owner, of_blob, of_snapshot};
 pub(crate) use namespace::LEASE_HEADER;
 pub(crate) use pins::Pins;
 pub(crate) use records::ImageRecords;
-pub(crate) use source::Source;
+pub(crate) use source::SourceRepository;
 pub(crate) use store::{ContentStore, Ingest};
 pub(crate) use unpack::{Unpack, Unpacker};
-pub(crate) use writer::{Blob, BlobKind, ContentWriter, PartialBlob, WriteError};
+pub(crate) use writer::{BlobKind, BlobToWrite, BlobWriteError, ContentWriter, PartialBlob};
 
 /// The connection to one containerd, shared by all its clients.
 #[derive(Clone, Debug)]

@@ -56,7 +56,7 @@ use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use tokio::sync::{Semaphore, watch};
 
 use self::admission::Admitted;
-use self::buckets::Buckets;
+use self::buckets::PullBuckets;
 use self::deltas::Goal;
 use self::download::{Download, Unpacking};
 use self::downloads::Layer;
@@ -64,18 +64,19 @@ pub use self::downloads::{ImageDownload, LayerDownload};
 use self::fetcher::{Fetcher, received_ahead, streams_of_image};
 use self::finish::needs_runtime;
 use self::image::ImageParts;
+use self::shared::ImageSharing;
 pub(crate) use self::shared::Neighbourhood;
-use self::shared::Shared;
-use self::stop::Stop;
-use super::containerd::{Containerd, ContentStore, Source};
+use self::stop::FetchStop;
+use super::containerd::{Containerd, ContentStore, SourceRepository};
 use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
 use super::puller::{
-    ErrorClass, HeldImage, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Removed, Unpinned,
+    ErrorClass, HeldImage, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller,
+    Removed,
 };
 use super::rate::Bucket;
-use super::verify::{Verdict, verify};
+use super::verify::{SignatureVerdict, verify};
 use crate::clock::CloudClock;
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 use crate::units::{Amount, Percent};
 pub use mode::{BadFetchMode, FetchMode};
 pub use room::RoomRules;
@@ -145,7 +146,7 @@ impl<P: Puller> Fetching<P> {
 
     /// Counts in these metrics.
     #[must_use]
-    pub(crate) fn counted_in(mut self, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn counted_in(mut self, metrics: Arc<AgentMetrics>) -> Self {
         self.fetcher.metrics = Some(metrics);
         self
     }
@@ -194,15 +195,19 @@ impl<P: Puller> Fetching<P> {
 
     /// The downloads in progress.
     pub fn downloads(&self) -> Vec<ImageDownload> {
-        self.fetcher.downloads.now()
+        self.fetcher.downloads.current_downloads()
     }
 
-    async fn fetch(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, Stop> {
+    async fn fetch_image(
+        &self,
+        request: PullRequest<'_>,
+        progress: ProgressSink<'_>,
+    ) -> Result<Pulled, FetchStop> {
         let reference = Reference::parse(request.reference)
             .map_err(|error| PullError::new(ErrorClass::Permanent, error.to_string()))?
             .normalized();
         let fetcher = &self.fetcher;
-        let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await?;
+        let facts = fetcher.runtime.read_facts(fetcher.settings.hosts_dir.as_deref()).await?;
         if needs_runtime(&request, &facts)
             && let Some(credential) =
                 request.credential.filter(|credential| is_registry_token_alone(credential))
@@ -210,11 +215,11 @@ impl<P: Puller> Fetching<P> {
             // It would work for the download, but containerd couldn't present it for unpacking.
             return Err(unusable(credential, "containerd").into());
         }
-        let buckets = Buckets { node: &fetcher.bucket, own: request.terms.bucket };
+        let buckets = PullBuckets { node: &fetcher.bucket, own: request.terms.bucket };
         let repository = fetcher.client(&facts).repository(&reference, request.credential)?;
         let repository = repository.receiving_ahead(buckets.limit().map(received_ahead));
         let registry = reference.registry();
-        let resolved = repository.resolve().await.map_err(|error| Stop::of_resolve(error, registry))?;
+        let resolved = repository.resolve().await.map_err(|error| FetchStop::of_resolve(error, registry))?;
         fetcher.unreachable.forget(registry);
         // From here on, we fetch and unpack only this digest.
         let verdict = match request.terms.verification {
@@ -229,7 +234,7 @@ impl<P: Puller> Fetching<P> {
         for (snapshotter, key) in fetcher.leases.half_unpacked(&lease).await {
             // It takes room, and a process that's killed repeatedly would fill the disk. If removing fails, it goes
             // with the lease.
-            let _ = fetcher.unpacker.remove(&snapshotter, &key, &lease).await;
+            let _ = fetcher.unpacker.remove_snapshot(&snapshotter, &key, &lease).await;
         }
         let goal = Goal {
             reference: &reference,
@@ -246,7 +251,7 @@ impl<P: Puller> Fetching<P> {
             reference: request.reference,
             image: &image,
             layers: &layers,
-            source: Source::of_reference(request.reference),
+            source: SourceRepository::of_reference(request.reference),
             lease: &lease,
             buckets,
             streams: Semaphore::new(streams_of_image(buckets.limit())),
@@ -256,16 +261,16 @@ impl<P: Puller> Fetching<P> {
             shared: fetcher
                 .neighbourhood
                 .as_ref()
-                .and_then(|neighbourhood| Shared::new(neighbourhood, &request.terms)),
+                .and_then(|neighbourhood| ImageSharing::new(neighbourhood, &request.terms)),
             deltas,
             needs_deltas: request.terms.deltas == Deltas::Require,
             no_delta: no_delta.map_or_else(OnceLock::new, OnceLock::from),
         };
         let brought = async {
-            let unpacked = download.fetch(progress).await?;
+            let unpacked = download.fetch_blobs(progress).await?;
             drop(watched);
             if let Some(deltas) = &download.deltas {
-                fetcher.close(deltas, &goal).await;
+                fetcher.close_old_files(deltas, &goal).await;
             }
             self.finish(request, &reference, &download, unpacked).await
         };
@@ -275,11 +280,11 @@ impl<P: Puller> Fetching<P> {
             .map_err(|stop| stop.after_answer(request.reference, download.unpacking.layer().as_deref()))?;
         download.keep_deltas().await;
         fetcher.leases.release(request.reference).await;
-        fetcher.refused.forget(image.manifest());
+        fetcher.refused.forget(image.manifest_digest());
         let (signed_by, warning) = match verdict {
             None => (None, None),
-            Some(Verdict::Signed { by }) => (Some(by), None),
-            Some(Verdict::Unsigned { reason }) => {
+            Some(SignatureVerdict::Signed { by }) => (Some(by), None),
+            Some(SignatureVerdict::Unsigned { reason }) => {
                 let warning = format!("pulled without a valid signature: {reason}");
                 (None, Some(truncate_reason(&warning)))
             }
@@ -289,13 +294,13 @@ impl<P: Puller> Fetching<P> {
         let facts = ImageFacts {
             pulled_by: Some(PulledBy::Agent),
             signed_by,
-            unshared_reason: shared.map(Shared::why_not).unwrap_or_default(),
+            unshared_reason: shared.map(ImageSharing::why_not).unwrap_or_default(),
             delta_saved_bytes: download.deltas.is_some().then(|| layers.iter().map(Layer::spared).sum()),
             no_delta: no_delta.map(|unused| unused.code),
             no_delta_reason: no_delta.map(|unused| truncate_note(&unused.why)).unwrap_or_default(),
             ..pulled.facts
         };
-        Ok(Pulled { warning, facts, from_peers: shared.and_then(Shared::delivered), ..pulled })
+        Ok(Pulled { warning, facts, from_peers: shared.and_then(ImageSharing::delivered), ..pulled })
     }
 
     /// Leaves a pull to the runtime, unless the task requires something that only the agent can do.
@@ -320,7 +325,7 @@ impl<P: Puller> Fetching<P> {
             return refuse("it needs a signature, which the container runtime would not verify: have the agent download (--fetch=auto, over containerd)")
                 .map_err(|error| error.with_code(FailureCode::SignatureInvalid));
         }
-        let buckets = Buckets { node: &self.fetcher.bucket, own: request.terms.bucket };
+        let buckets = PullBuckets { node: &self.fetcher.bucket, own: request.terms.bucket };
         if buckets.limit().is_some() {
             return refuse("a pull by the container runtime keeps no limit of bytes a second");
         }
@@ -336,11 +341,11 @@ impl<P: Puller> Puller for Fetching<P> {
         if self.fetcher.settings.mode == FetchMode::Runtime {
             return self.step_back("--fetch=runtime", request, progress).await;
         }
-        match self.fetch(request, progress).await {
+        match self.fetch_image(request, progress).await {
             Ok(pulled) => Ok(pulled),
-            Err(Stop::Failed(error)) => Err(error),
-            Err(Stop::StepBack(why)) => self.step_back(&why, request, progress).await,
-            Err(Stop::NoConnection { registry, error }) => {
+            Err(FetchStop::Failed(error)) => Err(error),
+            Err(FetchStop::StepBack(why)) => self.step_back(&why, request, progress).await,
+            Err(FetchStop::NoConnection { registry, error }) => {
                 self.step_back_unreachable(&registry, error, request, progress).await
             }
         }
@@ -352,14 +357,14 @@ impl<P: Puller> Puller for Fetching<P> {
 
     async fn read_file(&self, reference: &str, path: &str, most: u64) -> Result<Vec<u8>, String> {
         let fetcher = &self.fetcher;
-        let facts = fetcher.runtime.read(fetcher.settings.hosts_dir.as_deref()).await;
-        let facts = facts.map_err(Stop::into_message)?;
+        let facts = fetcher.runtime.read_facts(fetcher.settings.hosts_dir.as_deref()).await;
+        let facts = facts.map_err(FetchStop::into_message)?;
         let present = self.inner.look_up(reference).await.map_err(|error| error.message)?;
         let id = present.and_then(|present| present.id).ok_or("the image is not on the node")?;
         let chain = fetcher.store.snapshot_of(&id, &facts.snapshotter).await;
         let chain = chain.ok_or("containerd has not unpacked the image")?;
         let lease = fetcher.leases.acquire(reference).await.ok_or("containerd gives no lease")?;
-        let viewed = fetcher.unpacker.view(&facts.snapshotter, &chain, &lease).await;
+        let viewed = fetcher.unpacker.open_view(&facts.snapshotter, &chain, &lease).await;
         let content = match viewed {
             Ok((view, directories)) => {
                 let path = path.to_owned();
@@ -367,7 +372,7 @@ impl<P: Puller> Puller for Fetching<P> {
                     tokio::task::spawn_blocking(move || old_files::read_file(&directories, &path, most));
                 let content = read.await.map_err(|error| error.to_string());
                 // If that fails, it goes with the lease.
-                let _ = fetcher.unpacker.remove(&facts.snapshotter, &view, &lease).await;
+                let _ = fetcher.unpacker.remove_snapshot(&facts.snapshotter, &view, &lease).await;
                 content.and_then(|content| content.map_err(|error| error.to_string()))
             }
             Err(status) => Err(status.message().to_owned()),
@@ -380,7 +385,7 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.read_filesystem().await
     }
 
-    async fn removable(&self, wanted: &[String]) -> u64 {
+    async fn removable_bytes(&self, wanted: &[String]) -> u64 {
         let fetcher = &self.fetcher;
         if !fetcher.room.borrow().make_room || fetcher.settings.mode == FetchMode::Runtime {
             return 0;
@@ -404,7 +409,7 @@ impl<P: Puller> Puller for Fetching<P> {
         id: &str,
         agrees: impl FnOnce(&[HeldImage]) -> bool + Send,
     ) -> Result<Removed, PullError> {
-        self.fetcher.clear(id, agrees).await
+        self.fetcher.remove_if_agreed(id, agrees).await
     }
 
     fn set_progress_wanted(&self, wanted: bool) {
@@ -427,7 +432,7 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.pin(reference, id, job).await
     }
 
-    async fn unpin(&self, jobs: Unpinned<'_>) -> Result<(), PullError> {
+    async fn unpin(&self, jobs: JobsToUnpin<'_>) -> Result<(), PullError> {
         self.inner.unpin(jobs).await
     }
 
@@ -435,7 +440,7 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.pinning_jobs().await
     }
 
-    async fn streams(&self) -> bool {
+    async fn can_stream_layers(&self) -> bool {
         let Self { fetcher: Fetcher { runtime, settings, .. }, .. } = self;
         settings.mode != FetchMode::Runtime && runtime.shows_ingests(settings.hosts_dir.as_deref()).await
     }

@@ -26,11 +26,11 @@ impl Flushes {
             let flushed = spawn_blocking(move || flush_filesystem(&directory)).await;
             flushed.unwrap_or_else(|error| Err(FlushError::Refused { path, source: io::Error::other(error) }))
         };
-        self.cover(flush).await
+        self.share_flush(flush).await
     }
 
     /// Waits for a successful flush that began after this call. Starts one unless another caller already has.
-    async fn cover<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
+    async fn share_flush<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
         let earlier = self.begun.load(Ordering::Relaxed);
         let mut ended = self.ended.lock().await;
         if *ended > earlier {
@@ -68,13 +68,13 @@ mod tests {
             let (flushes, flush) = (&flushes, &flush);
             async move {
                 sleep(Duration::from_secs(after)).await;
-                let Ok(()) = flushes.cover(flush()).await;
+                let Ok(()) = flushes.share_flush(flush()).await;
                 begun.elapsed().as_secs()
             }
         };
         let covered = futures::future::join_all([0, 1, 2, 9].map(come)).await;
         assert_eq!((covered, made.load(Ordering::Relaxed)), (vec![10, 20, 20, 20], 2));
-        let Ok(()) = flushes.cover(flush()).await;
+        let Ok(()) = flushes.share_flush(flush()).await;
         assert_eq!((begun.elapsed().as_secs(), made.load(Ordering::Relaxed)), (30, 3));
     }
 
@@ -86,10 +86,10 @@ mod tests {
             Ok::<_, Infallible>(())
         };
         let begun = Instant::now();
-        let given_up = tokio::time::timeout(Duration::from_secs(3), flushes.cover(flush()));
+        let given_up = tokio::time::timeout(Duration::from_secs(3), flushes.share_flush(flush()));
         let waits = async {
             sleep(Duration::from_secs(1)).await;
-            let Ok(()) = flushes.cover(flush()).await;
+            let Ok(()) = flushes.share_flush(flush()).await;
             begun.elapsed().as_secs()
         };
         let (given_up, covered) = tokio::join!(given_up, waits);
@@ -101,7 +101,7 @@ mod tests {
     async fn a_failed_flush_covers_no_caller() {
         let flushes = Flushes::default();
         let flush = |made: Result<(), &'static str>| {
-            flushes.cover(async move {
+            flushes.share_flush(async move {
                 tokio::task::yield_now().await;
                 made
             })

@@ -54,14 +54,14 @@ pub(crate) struct KubeletRecords {
 
 /// The result of one look.
 #[derive(Debug)]
-struct Look {
+struct KubeletFinding {
     reason: Option<AskReason>,
     /// Whether the kubelet has begun to pull the image and hasn't ended.
     is_pulling: bool,
 }
 
 /// The record of one image.
-enum Found {
+enum RecordFinding {
     /// No record.
     Nothing,
     /// A record that lets every pod use the image.
@@ -72,7 +72,7 @@ enum Found {
 
 impl KubeletRecords {
     /// The records of the kubelet with this root directory.
-    pub(crate) fn below(kubelet_dir: &Path) -> Self {
+    pub(crate) fn in_root_dir(kubelet_dir: &Path) -> Self {
         Self { dir: kubelet_dir.join(IMAGE_MANAGER).into(), is_logged: Arc::default() }
     }
 
@@ -83,13 +83,14 @@ impl KubeletRecords {
         loop {
             let (dir, id, reference) = (self.dir.to_path_buf(), id.to_owned(), reference.to_owned());
             // A disk that hangs must not hold up the agent.
-            let look = tokio::task::spawn_blocking(move || look(&dir, &id, &reference)).await.ok()?;
+            let look =
+                tokio::task::spawn_blocking(move || look_at_records(&dir, &id, &reference)).await.ok()?;
             match look {
                 // The pull adds the missing credentials to the record when it ends.
-                Ok(Look { is_pulling: true, .. }) if begun.elapsed() < PULL_PATIENCE => {
+                Ok(KubeletFinding { is_pulling: true, .. }) if begun.elapsed() < PULL_PATIENCE => {
                     sleep(PULL_LOOK).await;
                 }
-                Ok(Look { reason, .. }) => return reason,
+                Ok(KubeletFinding { reason, .. }) => return reason,
                 Err(error) => {
                     self.log_once(&error);
                     return None;
@@ -106,21 +107,21 @@ impl KubeletRecords {
     }
 }
 
-fn look(dir: &Path, id: &str, reference: &str) -> io::Result<Look> {
+fn look_at_records(dir: &Path, id: &str, reference: &str) -> io::Result<KubeletFinding> {
     let pulled = dir.join("pulled");
     // Otherwise a missing directory would look like a missing record.
     pulled.metadata()?;
     let reason = match read_record(&pulled, id, reference)? {
-        Found::Accessible => return Ok(Look { reason: None, is_pulling: false }),
-        Found::Nothing => None,
-        Found::Asks(reason) => Some(reason),
+        RecordFinding::Accessible => return Ok(KubeletFinding { reason: None, is_pulling: false }),
+        RecordFinding::Nothing => None,
+        RecordFinding::Asks(reason) => Some(reason),
     };
     let is_pulling = has_intent(&dir.join("pulling"), reference)?;
     let pulling = || reason_of(KubeletRecord::Pulling, "it has begun to pull it and has not ended");
-    Ok(Look { reason: reason.or_else(|| is_pulling.then(pulling)), is_pulling })
+    Ok(KubeletFinding { reason: reason.or_else(|| is_pulling.then(pulling)), is_pulling })
 }
 
-fn read_record(pulled: &Path, id: &str, reference: &str) -> io::Result<Found> {
+fn read_record(pulled: &Path, id: &str, reference: &str) -> io::Result<RecordFinding> {
     // The kubelet names the file after the id as the runtime writes it: containerd with `sha256:`, CRI-O without.
     let digits = id.strip_prefix("sha256:").unwrap_or(id);
     for id in [id, digits] {
@@ -128,15 +129,15 @@ fn read_record(pulled: &Path, id: &str, reference: &str) -> io::Result<Found> {
         let Some(bytes) = read_file(&path)? else { continue };
         return Ok(match judge_record(&bytes, id, reference) {
             Judgement::NotOfThisImage => continue,
-            Judgement::Accessible => Found::Accessible,
-            Judgement::Asks { record, because } => Found::Asks(reason_of(record, &because)),
+            Judgement::Accessible => RecordFinding::Accessible,
+            Judgement::Asks { record, because } => RecordFinding::Asks(reason_of(record, &because)),
             Judgement::Unreadable => {
                 let because = format!("it can't read its record of it, {}", path.display());
-                Found::Asks(reason_of(KubeletRecord::Unreadable, &because))
+                RecordFinding::Asks(reason_of(KubeletRecord::Unreadable, &because))
             }
         });
     }
-    Ok(Found::Nothing)
+    Ok(RecordFinding::Nothing)
 }
 
 fn has_intent(pulling: &Path, reference: &str) -> io::Result<bool> {

@@ -28,7 +28,7 @@ use prepull_api::image::NormalizedReference;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::metrics::{Metrics, PluginOutcome};
+use crate::metrics::{AgentMetrics, PluginOutcome};
 use cache::{Cache, CacheKey, ImageName};
 use config::ProviderConfig;
 use exec::ExecError;
@@ -50,7 +50,7 @@ pub(crate) struct ProviderSettings {
 
 /// The answer of all matching providers for one image.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct ProvidersAnswer {
     /// The credentials, in the order in which to try them.
     pub(crate) credentials: Vec<RegistryCredential>,
     /// The names of the providers that the credentials come from.
@@ -66,48 +66,51 @@ pub(crate) struct Answer {
 /// All providers of the node, in the order of the configuration.
 #[derive(Default)]
 pub(crate) struct Providers {
-    providers: Vec<Arc<Provider>>,
+    providers: Vec<Arc<CredentialProvider>>,
 }
 
-struct Provider {
+struct CredentialProvider {
     config: ProviderConfig,
     run: Runner,
-    metrics: Option<Arc<Metrics>>,
-    state: Mutex<State>,
+    metrics: Option<Arc<AgentMetrics>>,
+    state: Mutex<ProviderState>,
 }
 
 /// Runs the plugin for an image. It's a value, so that tests need no programs.
-type Runner =
-    Box<dyn Fn(Arc<Provider>, ImageName) -> BoxFuture<'static, Result<Response, Failure>> + Send + Sync>;
+type Runner = Box<
+    dyn Fn(Arc<CredentialProvider>, ImageName) -> BoxFuture<'static, Result<Response, PluginFailure>>
+        + Send
+        + Sync,
+>;
 
 #[derive(Default)]
-struct State {
+struct ProviderState {
     cache: Cache,
     /// The cache key type of the last answer: the next one most likely has the same.
     last_key_type: Option<CacheKeyType>,
     /// The runs in progress.
-    runs: HashMap<CacheKey, WeakShared<Run>>,
+    runs: HashMap<CacheKey, WeakShared<PluginRun>>,
 }
 
 /// A run of the plugin, shared by all who need its answer. It stops when the last of them is gone.
-type Run = BoxFuture<'static, Arc<Finished>>;
+type PluginRun = BoxFuture<'static, Arc<FinishedRun>>;
 
 /// The end of a run for `image`.
-struct Finished {
+struct FinishedRun {
     image: ImageName,
-    result: Result<(CacheKeyType, Arc<RegistryConfig>), Failure>,
+    result: Result<(CacheKeyType, Arc<RegistryConfig>), PluginFailure>,
 }
 
 /// Reason why a plugin gave no answer.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum PluginFailure {
     #[error(transparent)]
     Exec(ExecError),
     #[error("wrote no valid CredentialProviderResponse: {0}")]
     Malformed(String),
 }
 
-impl Failure {
+impl PluginFailure {
     fn outcome(&self) -> PluginOutcome {
         match self {
             Self::Exec(ExecError::Timeout(_)) => PluginOutcome::Timeout,
@@ -130,7 +133,7 @@ impl Providers {
     pub(crate) fn load(
         settings: &ProviderSettings,
         stderr: Stderr,
-        metrics: Option<&Arc<Metrics>>,
+        metrics: Option<&Arc<AgentMetrics>>,
     ) -> Result<Self, ProvidersError> {
         const CONFIG: &str = "--image-credential-provider-config";
         const BIN_DIR: &str = "--image-credential-provider-bin-dir";
@@ -142,10 +145,10 @@ impl Providers {
             (Some(_), None) => return Err(ProvidersError::HalfSet { given: CONFIG, missing: BIN_DIR }),
             (None, Some(_)) => return Err(ProvidersError::HalfSet { given: BIN_DIR, missing: CONFIG }),
         };
-        let run = move |provider: Arc<Provider>, image: ImageName| {
+        let run = move |provider: Arc<CredentialProvider>, image: ImageName| {
             async move { provider.exec(&image, timeout, stderr).await }.boxed()
         };
-        let provider = |config| Provider::new(config, Box::new(run), metrics.cloned());
+        let provider = |config| CredentialProvider::new(config, Box::new(run), metrics.cloned());
         Ok(Self { providers: providers.into_iter().map(provider).collect() })
     }
 
@@ -160,18 +163,17 @@ impl Providers {
     }
 
     /// Asks all providers that match the image, in parallel.
-    pub(crate) async fn ask(&self, reference: &NormalizedReference) -> Answer {
+    pub(crate) async fn ask(&self, reference: &NormalizedReference) -> ProvidersAnswer {
         let image = plugin_image(reference);
-        let asked = join_all(
-            self.matching(reference)
-                .map(|provider| async { (&*provider.config.name, provider.clone().ask(&image).await) }),
-        );
-        let mut answer = Answer::default();
+        let asked = join_all(self.matching(reference).map(|provider| async {
+            (&*provider.config.name, provider.clone().cached_or_asked(&image).await)
+        }));
+        let mut answer = ProvidersAnswer::default();
         let mut logins = RegistryConfig::default();
         for (name, asked) in asked.await {
             let (own, cached) = match asked {
-                Asked::Cached(own) => (own, true),
-                Asked::Finished(run) => match &run.result {
+                ProviderReply::Cached(own) => (own, true),
+                ProviderReply::Finished(run) => match &run.result {
                     Ok((_, own)) => (own.clone(), false),
                     Err(failure) => {
                         answer.failed = true;
@@ -204,8 +206,11 @@ impl Providers {
         }
     }
 
-    fn matching<'a>(&'a self, reference: &'a NormalizedReference) -> impl Iterator<Item = &'a Arc<Provider>> {
-        let matches = |provider: &&Arc<Provider>| {
+    fn matching<'a>(
+        &'a self,
+        reference: &'a NormalizedReference,
+    ) -> impl Iterator<Item = &'a Arc<CredentialProvider>> {
+        let matches = |provider: &&Arc<CredentialProvider>| {
             provider.config.matches.iter().any(|pattern| pattern.matches(reference))
         };
         self.providers.iter().filter(matches)
@@ -218,27 +223,27 @@ fn plugin_image(reference: &NormalizedReference) -> ImageName {
 }
 
 /// The source of one provider's answer.
-enum Asked {
+enum ProviderReply {
     Cached(Arc<RegistryConfig>),
-    Finished(Arc<Finished>),
+    Finished(Arc<FinishedRun>),
 }
 
-impl Provider {
-    fn new(config: ProviderConfig, run: Runner, metrics: Option<Arc<Metrics>>) -> Arc<Self> {
+impl CredentialProvider {
+    fn new(config: ProviderConfig, run: Runner, metrics: Option<Arc<AgentMetrics>>) -> Arc<Self> {
         Arc::new(Self { config, run, metrics, state: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProviderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers from the cache or from the plugin. If the plugin runs for another image and its answer is likely to
     /// cover this image too, waits for that run; if the answer doesn't cover it, runs the plugin for this image.
-    async fn ask(self: Arc<Self>, image: &ImageName) -> Asked {
+    async fn cached_or_asked(self: Arc<Self>, image: &ImageName) -> ProviderReply {
         // A plugin that hasn't answered yet may answer for all images together.
         let key_type = self.lock().last_key_type.unwrap_or(CacheKeyType::Global);
         let finished = match self.cached_or_run(CacheKey::new(key_type, image), image) {
-            Ok(cached) => return Asked::Cached(cached),
+            Ok(cached) => return ProviderReply::Cached(cached),
             Err(run) => run.await,
         };
         let covers_image = finished.image == *image
@@ -246,11 +251,11 @@ impl Provider {
                 CacheKey::new(*key_type, &finished.image) == CacheKey::new(*key_type, image)
             });
         if covers_image {
-            return Asked::Finished(finished);
+            return ProviderReply::Finished(finished);
         }
         match self.cached_or_run(CacheKey::new(CacheKeyType::Image, image), image) {
-            Ok(cached) => Asked::Cached(cached),
-            Err(run) => Asked::Finished(run.await),
+            Ok(cached) => ProviderReply::Cached(cached),
+            Err(run) => ProviderReply::Finished(run.await),
         }
     }
 
@@ -259,7 +264,7 @@ impl Provider {
         self: &Arc<Self>,
         key: CacheKey,
         image: &ImageName,
-    ) -> Result<Arc<RegistryConfig>, Shared<Run>> {
+    ) -> Result<Arc<RegistryConfig>, Shared<PluginRun>> {
         let mut state = self.lock();
         if let Some(cached) = state.cache.get(image, Instant::now()) {
             return Ok(cached);
@@ -275,12 +280,12 @@ impl Provider {
     }
 
     /// Runs the plugin once, counts and logs the outcome, and caches the answer.
-    async fn finish_run(self: Arc<Self>, image: ImageName) -> Arc<Finished> {
+    async fn finish_run(self: Arc<Self>, image: ImageName) -> Arc<FinishedRun> {
         let name = &self.config.name;
         let begun = Instant::now();
         let result = (self.run)(self.clone(), image.clone()).await;
         let took = begun.elapsed();
-        let outcome = result.as_ref().map_or_else(Failure::outcome, |_| PluginOutcome::Ok);
+        let outcome = result.as_ref().map_or_else(PluginFailure::outcome, |_| PluginOutcome::Ok);
         if let Some(metrics) = &self.metrics {
             metrics.count_plugin_run(name, outcome, took);
         }
@@ -299,15 +304,20 @@ impl Provider {
                 Err(failure)
             }
         };
-        Arc::new(Finished { image, result })
+        Arc::new(FinishedRun { image, result })
     }
 
-    async fn exec(&self, image: &ImageName, timeout: Duration, stderr: Stderr) -> Result<Response, Failure> {
+    async fn exec(
+        &self,
+        image: &ImageName,
+        timeout: Duration,
+        stderr: Stderr,
+    ) -> Result<Response, PluginFailure> {
         let ProviderConfig { name: _, program, matches: _, default_cache_duration: _, version, args, env } =
             &self.config;
         let plugin = exec::Plugin { program, args, env, timeout, stderr };
         let request = protocol::encode_request(*version, &image.name);
-        let output = exec::run(plugin, &request).await.map_err(Failure::Exec)?;
-        protocol::decode_response(*version, output.bytes()).map_err(Failure::Malformed)
+        let output = exec::run(plugin, &request).await.map_err(PluginFailure::Exec)?;
+        protocol::decode_response(*version, output.bytes()).map_err(PluginFailure::Malformed)
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::download::{Deltas, Verification};
 use prepull_api::image::Reference;
-use prepull_api::task::{Bytes, ImageFacts, JobUid, KeepCode, SandboxMetadata, TaskId};
+use prepull_api::task::{ByteProgress, ImageFacts, JobUid, KeepCode, SandboxMetadata, TaskId};
 use prepull_api::wire::Filesystem;
 use tokio::time::Instant;
 
@@ -22,7 +22,7 @@ use crate::images::rate::Bucket;
 pub use error::{ErrorClass, PullError};
 
 /// Receives the bytes of an image that have arrived so far, about once a second during [`Puller::pull`].
-pub type ProgressSink<'a> = &'a (dyn Fn(Bytes) + Send + Sync);
+pub type ProgressSink<'a> = &'a (dyn Fn(ByteProgress) + Send + Sync);
 
 /// The image to pull, the credential to pull it with, and the pod sandbox to pull it for.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,7 @@ pub trait Puller: Send + Sync + 'static {
     fn read_filesystem(&self) -> impl Future<Output = Result<Filesystem, PullError>> + Send;
 
     /// Bytes of images that may be removed to make room for another one. Images in `wanted` don't count.
-    fn removable(&self, wanted: &[String]) -> impl Future<Output = u64> + Send {
+    fn removable_bytes(&self, wanted: &[String]) -> impl Future<Output = u64> + Send {
         let _ = wanted;
         std::future::ready(0)
     }
@@ -134,7 +134,7 @@ pub trait Puller: Send + Sync + 'static {
     }
 
     /// Whether neighbours can read a layer while it arrives.
-    fn streams(&self) -> impl Future<Output = bool> + Send {
+    fn can_stream_layers(&self) -> impl Future<Output = bool> + Send {
         std::future::ready(false)
     }
 
@@ -165,7 +165,7 @@ pub trait Puller: Send + Sync + 'static {
     ) -> impl Future<Output = Result<bool, PullError>> + Send;
 
     /// Ends [`Self::pin`] for these jobs, or for all. An image that another job pins stays pinned.
-    fn unpin(&self, jobs: Unpinned<'_>) -> impl Future<Output = Result<(), PullError>> + Send;
+    fn unpin(&self, jobs: JobsToUnpin<'_>) -> impl Future<Output = Result<(), PullError>> + Send;
 
     /// Lists jobs with pinned images, at most [`prepull_api::wire::MAX_PINNING_JOBS`]. `None` if the runtime doesn't
     /// know, or can't pin.
@@ -207,7 +207,7 @@ pub enum Removed {
 
 /// The jobs to unpin.
 #[derive(Clone, Copy, Debug)]
-pub enum Unpinned<'a> {
+pub enum JobsToUnpin<'a> {
     /// These jobs.
     Jobs(&'a [JobUid]),
     /// Every job, because the agent is being uninstalled.
@@ -223,7 +223,7 @@ pub struct Pulled {
     /// Image id in the runtime: the digest of the image's configuration, `sha256:…`.
     pub id: Option<String>,
     /// Compressed size of the layers. `None` if the runtime doesn't report it.
-    pub bytes: Option<Bytes>,
+    pub bytes: Option<ByteProgress>,
     /// A problem of an image that was pulled nevertheless: it has no valid signature, and the job only wants a warning.
     /// At most [`prepull_api::wire::MAX_REASON`] bytes.
     pub warning: Option<String>,

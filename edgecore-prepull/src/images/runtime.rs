@@ -13,19 +13,19 @@ use std::sync::Arc;
 
 use tonic::transport::Channel;
 
-use self::search::{Search, SearchError};
+use self::search::{RuntimeSearch, SearchError};
 pub(super) use self::socket::was_not_connected;
 use self::socket::{NotConnected, connect, lazy_channel};
 
 /// Unix socket of a container runtime: a path, or one to find in the usual places.
 #[derive(Clone, Debug)]
-pub struct RuntimeEndpoint(Place);
+pub struct RuntimeEndpoint(SocketPlace);
 
 #[derive(Clone, Debug)]
-enum Place {
+enum SocketPlace {
     Named(PathBuf),
     /// Shared by all clones, so that all use the same runtime.
-    Usual(Arc<Search>),
+    Usual(Arc<RuntimeSearch>),
 }
 
 /// The text is not the address of a unix socket.
@@ -39,14 +39,14 @@ impl RuntimeEndpoint {
     /// The first of the usual places with a runtime that answers. We look when we need a connection, until one has
     /// answered: a runtime may start later than the agent.
     pub(crate) fn in_the_usual_places() -> Self {
-        Self(Place::Usual(Arc::new(Search::default())))
+        Self(SocketPlace::Usual(Arc::new(RuntimeSearch::default())))
     }
 
     /// Finds the socket. Must be called within a tokio runtime.
-    pub(crate) async fn find(&self) -> Result<&Path, SearchError> {
+    pub(crate) async fn find_socket(&self) -> Result<&Path, SearchError> {
         match &self.0 {
-            Place::Named(path) => Ok(path),
-            Place::Usual(search) => search.find().await,
+            SocketPlace::Named(path) => Ok(path),
+            SocketPlace::Usual(search) => search.find().await,
         }
     }
 
@@ -57,7 +57,7 @@ impl RuntimeEndpoint {
         lazy_channel(move || {
             let endpoint = endpoint.clone();
             async move {
-                let path = endpoint.find().await.map_err(io::Error::other).map_err(NotConnected)?;
+                let path = endpoint.find_socket().await.map_err(io::Error::other).map_err(NotConnected)?;
                 connect(path).await
             }
         })
@@ -65,15 +65,15 @@ impl RuntimeEndpoint {
 
     /// Id of the process that listens at the socket: 0 if it's in another pid namespace, and `None` if we can't query
     /// it.
-    pub(crate) async fn peer(&self) -> Option<u32> {
-        let stream = connect(self.find().await.ok()?).await.ok()?;
+    pub(crate) async fn peer_pid(&self) -> Option<u32> {
+        let stream = connect(self.find_socket().await.ok()?).await.ok()?;
         u32::try_from(stream.peer_cred().ok()?.pid()?).ok()
     }
 
     fn known_path(&self) -> Option<&Path> {
         match &self.0 {
-            Place::Named(path) => Some(path),
-            Place::Usual(search) => search.found(),
+            SocketPlace::Named(path) => Some(path),
+            SocketPlace::Usual(search) => search.found(),
         }
     }
 }
@@ -93,7 +93,7 @@ impl FromStr for RuntimeEndpoint {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let path = text.strip_prefix("unix://").unwrap_or(text);
         if path.starts_with('/') && path.len() > 1 {
-            Ok(Self(Place::Named(PathBuf::from(path))))
+            Ok(Self(SocketPlace::Named(PathBuf::from(path))))
         } else {
             Err(EndpointError(text.to_owned()))
         }

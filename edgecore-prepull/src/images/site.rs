@@ -20,4 +20,4 @@ mod turns;
 
 pub(crate) use arrivals::Arriving;
 pub(crate) use hub::Hub;
-pub(crate) use seeker::{Seeker, Sought, Way};
+pub(crate) use seeker::{BlobOrigin, Seeker, Sought};

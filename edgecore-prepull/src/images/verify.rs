@@ -20,13 +20,13 @@ use prepull_api::wire::truncate_reason;
 use prepull_registry::Repository;
 use prepull_registry::manifest::Descriptor;
 
-use self::keys::Keys;
-use self::search::Search;
+use self::keys::SignerKeys;
+use self::search::SignatureSearch;
 use super::puller::{ErrorClass, PullError};
 
 /// The signature state of an image that may be pulled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SignatureVerdict {
     /// It has a valid signature by one of the keys.
     Signed {
         /// Fingerprint of the key, in the form of [`prepull_api::task::ImageFacts::signed_by`].
@@ -64,7 +64,7 @@ enum Flaw {
 /// # Errors
 /// A text has none, or one of another kind.
 pub(crate) fn check_keys(texts: &[String]) -> Result<(), String> {
-    Keys::parse(texts).map(drop)
+    SignerKeys::parse(texts).map(drop)
 }
 
 /// Verifies that an image, by its resolved digest, has the signatures that a job requires. Pull exactly this digest
@@ -73,15 +73,15 @@ pub async fn verify(
     repository: &Repository,
     image: &Descriptor,
     verification: &Verification,
-) -> Result<Verdict, PullError> {
-    match (check(repository, image, verification).await, verification.mode) {
-        (Ok(by), _) => Ok(Verdict::Signed { by }),
+) -> Result<SignatureVerdict, PullError> {
+    match (find_signer(repository, image, verification).await, verification.mode) {
+        (Ok(by), _) => Ok(SignatureVerdict::Signed { by }),
         (Err(error), VerificationMode::Enforce) => Err(error),
-        (Err(error), VerificationMode::Warn) => Ok(Verdict::Unsigned { reason: error.message }),
+        (Err(error), VerificationMode::Warn) => Ok(SignatureVerdict::Unsigned { reason: error.message }),
     }
 }
 
-async fn check(
+async fn find_signer(
     repository: &Repository,
     image: &Descriptor,
     verification: &Verification,
@@ -91,8 +91,8 @@ async fn check(
     if let Some(reason) = &verification.unavailable {
         return Err(unusable(&format!("no signature can be verified: {reason}")));
     }
-    let keys = Keys::parse(&verification.keys).map_err(|reason| unusable(&reason))?;
-    let mut search = Search::new(repository, image, &keys);
+    let keys = SignerKeys::parse(&verification.keys).map_err(|reason| unusable(&reason))?;
+    let mut search = SignatureSearch::new(repository, image, &keys);
     match search.find().await {
         Ok(Some(signer)) => return Ok(signer),
         Ok(None) => {}

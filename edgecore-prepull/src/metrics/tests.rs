@@ -14,7 +14,7 @@ fn ended(outcome: ImageOutcome, code: Option<FailureCode>) -> ImageResult {
 
 #[test]
 fn the_exposition_stays_the_same() {
-    let metrics = Metrics::default();
+    let metrics = AgentMetrics::default();
     metrics.set_connected(true);
     metrics.set_session(Some("a:1".to_owned()));
     metrics.set_open_tasks(2);
@@ -40,7 +40,7 @@ fn the_exposition_stays_the_same() {
 
 #[test]
 fn events_and_session_are_exposed() {
-    let metrics = Metrics::default();
+    let metrics = AgentMetrics::default();
     metrics.set_connected(true);
     metrics.count_task(TaskOutcome::Failed);
     let facts = PulledBy::Agent.into();
@@ -68,7 +68,7 @@ fn events_and_session_are_exposed() {
 
 #[test]
 fn the_window_metrics_follow_the_clock() {
-    let metrics = Metrics::default();
+    let metrics = AgentMetrics::default();
     let clock = Arc::new(CloudClock::default());
     // A time of a clock that is set.
     let year = 30 * 365 * 24 * 3600;
@@ -89,7 +89,7 @@ fn the_window_metrics_follow_the_clock() {
     metrics.look_at_windows();
     assert_eq!(metrics.counted.download_window_open.get(), 0, "the clock isn't set");
     // Without windows, always.
-    let metrics = Metrics::default();
+    let metrics = AgentMetrics::default();
     metrics.set_windows(Openings::always(), Arc::default());
     assert!(metrics.render().contains("edgecore_prepull_download_window_open 1\n"));
 }

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::{HeaderMap, StatusCode};
-use prepull_program::http::{self, Answer, TEXT, answer_metrics, answer_request};
+use prepull_program::http::{self, HttpAnswer, TEXT, answer_metrics, answer_request};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 
 /// Concurrent connections: enough for a collector, a person, and probes. Each takes some ten KiB.
 const CONNECTIONS: usize = 16;
 
 /// Serves until `shutdown`.
-pub(super) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+pub(super) async fn serve(listener: TcpListener, metrics: Arc<AgentMetrics>, shutdown: CancellationToken) {
     let serve_one = |stream: TcpStream| {
         let metrics = Arc::clone(&metrics);
         let from = stream.peer_addr().ok().map(|address| address.ip().to_canonical());
@@ -29,7 +29,7 @@ pub(super) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, shutdown
 
 const JSON: &str = "application/json";
 
-fn answer(metrics: &Metrics, from: Option<IpAddr>, path: &str, headers: &HeaderMap) -> Answer {
+fn answer(metrics: &AgentMetrics, from: Option<IpAddr>, path: &str, headers: &HeaderMap) -> HttpAnswer {
     match path {
         // Names of jobs and images are for those who are on the machine.
         "/status" if from.is_some_and(|from| from.is_loopback()) => {
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn the_runtime_decides_readiness() {
-        let metrics = Metrics::default();
+        let metrics = AgentMetrics::default();
         let status_of = |path| answer(&metrics, None, path, &HeaderMap::new()).0;
         assert_eq!(status_of("/readyz"), StatusCode::SERVICE_UNAVAILABLE);
         metrics.set_runtime_up(true);
@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn only_this_machine_reads_the_status() {
-        let metrics = Metrics::default();
-        metrics.status().connect("cloud.example:10000".to_owned(), std::time::SystemTime::now());
+        let metrics = AgentMetrics::default();
+        metrics.status().mark_connected("cloud.example:10000".to_owned(), std::time::SystemTime::now());
         let ask = |from: &str| answer(&metrics, from.parse().ok(), "/status", &HeaderMap::new());
         let (status, _, text) = ask("127.0.0.1");
         assert!(status == StatusCode::OK && text.contains("cloud.example:10000"), "{text}");

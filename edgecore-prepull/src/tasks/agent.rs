@@ -37,26 +37,26 @@ use std::time::Instant;
 use prepull_api::task::{TaskId, TaskOutcome};
 use prepull_api::wire::{Assign, EdgeMessage, MAX_IMAGES, MAX_OPEN_TASKS, OpenTask};
 
-use self::entry::{Stage, TaskEntry};
+use self::entry::{TaskEntry, TaskStage};
 use self::io::{send_accepted, send_result};
-use self::queue::Queue;
+use self::queue::TaskQueue;
 use self::refusal::refuse;
 pub use io::{AgentEffect, AgentEvent, Execution, TaskEnd};
 pub(crate) use record::RECORD_FORMAT;
-pub use record::{TaskRecord, summary};
+pub use record::{TaskRecord, summarize_results};
 pub use time::{Now, WallClock};
 
 pub use crate::boot::BootTime;
 pub use windows::TaskTerms;
-pub use windows::{Counted, NodeClock};
+pub use windows::{CountedWindows, NodeWindows};
 pub(crate) use windows::{LOOK_AT_CLOCK, OpenClock};
 
 /// All tasks of the node.
 #[derive(Debug)]
-pub struct Agent {
+pub struct TaskAgent {
     tasks: BTreeMap<TaskId, TaskEntry>,
-    queue: Queue,
-    clock: NodeClock,
+    queue: TaskQueue,
+    clock: NodeWindows,
     /// Time of the last event.
     now: Option<Now>,
     connected: bool,
@@ -65,14 +65,14 @@ pub struct Agent {
     accepted_offline: BTreeSet<TaskId>,
 }
 
-impl Agent {
+impl TaskAgent {
     /// An agent without tasks, which runs at most `max_tasks` at a time. [`AgentEvent::Loaded`] adds the tasks of the
     /// ledger.
     pub fn new(max_tasks: NonZeroU32) -> Self {
         Self {
             tasks: BTreeMap::new(),
-            queue: Queue::new(max_tasks),
-            clock: NodeClock::default(),
+            queue: TaskQueue::new(max_tasks),
+            clock: NodeWindows::default(),
             now: None,
             connected: false,
             accepted_offline: BTreeSet::new(),
@@ -81,13 +81,13 @@ impl Agent {
 
     /// Adds the node's time zone and windows.
     #[must_use]
-    pub fn with_clock(mut self, clock: NodeClock) -> Self {
+    pub fn with_clock(mut self, clock: NodeWindows) -> Self {
         self.clock = clock;
         self
     }
 
     /// The node's time zone and windows.
-    pub fn clock(&self) -> &NodeClock {
+    pub fn clock(&self) -> &NodeWindows {
         &self.clock
     }
 
@@ -130,11 +130,11 @@ impl Agent {
         match event {
             AgentEvent::Loaded(records) => {
                 for record in records {
-                    let entry = TaskEntry::restored(record, now, &mut effects);
+                    let entry = TaskEntry::from_record(record, now, &mut effects);
                     self.tasks.insert(entry.id().clone(), entry);
                 }
             }
-            AgentEvent::Connected => self.connect(&mut effects),
+            AgentEvent::Connected => self.on_connected(&mut effects),
             AgentEvent::Disconnected => self.connected = false,
             AgentEvent::Assign(assign) => self.assign(assign, now, &mut effects),
             AgentEvent::Windows(windows) => {
@@ -180,7 +180,7 @@ impl Agent {
             }
             AgentEvent::Ended(task, end) => {
                 if let Some(entry) = self.running(&task) {
-                    entry.end(end, now, &mut effects);
+                    entry.record_result(end, now, &mut effects);
                 }
             }
             AgentEvent::Crashed { task, reason } => {
@@ -203,11 +203,11 @@ impl Agent {
     }
 
     /// Sends everything that the cloud may have missed: acceptances, and unacknowledged results.
-    fn connect(&mut self, effects: &mut Vec<AgentEffect>) {
+    fn on_connected(&mut self, effects: &mut Vec<AgentEffect>) {
         self.connected = true;
         for task in std::mem::take(&mut self.accepted_offline) {
             let stage = self.tasks.get(&task).map(TaskEntry::stage);
-            if matches!(stage, Some(Stage::Queued { .. } | Stage::Running)) {
+            if matches!(stage, Some(TaskStage::Queued { .. } | TaskStage::Running)) {
                 effects.push(send_accepted(task));
             }
         }
@@ -250,7 +250,7 @@ impl Agent {
         for (_, earlier) in self.tasks.iter_mut().filter(|(task, _)| task.job == id.job) {
             earlier.cancel(&format!("replaced by attempt {}", id.attempt), self.connected, now, effects);
         }
-        self.tasks.insert(id, TaskEntry::assigned(assign, &self.clock, now, effects));
+        self.tasks.insert(id, TaskEntry::from_assignment(assign, &self.clock, now, effects));
     }
 
     fn on_persisted(&mut self, task: TaskId, effects: &mut Vec<AgentEffect>) {
@@ -267,7 +267,7 @@ impl Agent {
 
     fn on_persist_failed(&mut self, task: &TaskId, reason: &str, now: Now, effects: &mut Vec<AgentEffect>) {
         let Some(entry) = self.tasks.get_mut(task) else { return };
-        if !matches!(entry.stage(), Stage::Storing(_)) {
+        if !matches!(entry.stage(), TaskStage::Storing(_)) {
             return entry.on_persist_failed(self.connected, now, effects);
         }
         // The task was never accepted, so we don't keep it. `Forget` removes the leftovers of the failed write.

@@ -3,7 +3,7 @@
 use prepull_api::task::{CheckItem, CheckOutcome};
 use prepull_api::wire::Filesystem;
 
-use crate::config::Limits;
+use crate::config::CheckLimits;
 use crate::tasks::NOT_KNOWN;
 
 /// State of the machine, as far as it could be read.
@@ -20,13 +20,13 @@ pub(crate) struct Readings {
 }
 
 /// Decides whether the node may pull. The reason names every failed item, and not only the first.
-pub(crate) fn judge(items: &[CheckItem], limits: &Limits, readings: &Readings) -> CheckOutcome {
+pub(crate) fn check_readings(items: &[CheckItem], limits: &CheckLimits, readings: &Readings) -> CheckOutcome {
     let problems: Vec<String> =
         items.iter().filter_map(|item| find_problem(*item, limits, readings)).collect();
     CheckOutcome { passed: problems.is_empty(), reason: problems.join("; ") }
 }
 
-fn find_problem(item: CheckItem, limits: &Limits, readings: &Readings) -> Option<String> {
+fn find_problem(item: CheckItem, limits: &CheckLimits, readings: &Readings) -> Option<String> {
     match item {
         CheckItem::Other => Some(format!("an item of checkItems is {NOT_KNOWN}")),
         CheckItem::Disk => {
@@ -104,11 +104,11 @@ mod tests {
 
     #[test]
     fn the_reason_names_every_failed_item() {
-        let limits = Limits::default();
+        let limits = CheckLimits::default();
         let bad = readings(GIB, 16.0, 1 << 20);
-        assert!(judge(&[], &limits, &bad).passed);
-        assert!(judge(&[CheckItem::Disk], &limits, &readings(10 * GIB, 16.0, 0)).passed);
-        let outcome = judge(&[CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem], &limits, &bad);
+        assert!(check_readings(&[], &limits, &bad).passed);
+        assert!(check_readings(&[CheckItem::Disk], &limits, &readings(10 * GIB, 16.0, 0)).passed);
+        let outcome = check_readings(&[CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem], &limits, &bad);
         assert!(!outcome.passed);
         assert_eq!(
             outcome.reason,
@@ -122,7 +122,7 @@ mod tests {
     fn removable_images_count_as_free() {
         let judge = |free, removable| {
             let readings = Readings { removable, ..readings(free, 0.0, 8 * GIB) };
-            judge(&[CheckItem::Disk], &Limits::default(), &readings).reason
+            check_readings(&[CheckItem::Disk], &CheckLimits::default(), &readings).reason
         };
         assert_eq!(judge(4 * GIB, 6 * GIB), "");
         assert_eq!(
@@ -136,13 +136,14 @@ mod tests {
         let nothing =
             Readings { disk: Err("no such mount".to_owned()), removable: 0, load: None, memory: None };
         for item in [CheckItem::Disk, CheckItem::Cpu, CheckItem::Mem] {
-            assert!(!judge(&[item], &Limits::default(), &nothing).passed, "{item:?}");
+            assert!(!check_readings(&[item], &CheckLimits::default(), &nothing).passed, "{item:?}");
         }
     }
 
     #[test]
     fn an_unknown_item_fails() {
-        let outcome = judge(&[CheckItem::Other], &Limits::default(), &readings(90 * GIB, 0.0, 8 * GIB));
+        let outcome =
+            check_readings(&[CheckItem::Other], &CheckLimits::default(), &readings(90 * GIB, 0.0, 8 * GIB));
         assert!(!outcome.passed && outcome.reason.contains("update edgecore-prepull"), "{outcome:?}");
     }
 

@@ -40,7 +40,7 @@ use tokio::time::sleep;
 
 use self::board::ImageBoard;
 use self::clearing::{RemovalBoard, remove_images};
-use self::conclusion::{Ending, conclude};
+use self::conclusion::{ExecutionEnd, conclude};
 use self::context::TaskContext;
 use self::control::{wait_for_deadline, wait_for_stop};
 use self::image::ImagePulls;
@@ -48,13 +48,13 @@ use self::leftovers::keep_tidy;
 use self::progress::{ProgressPace, send_progress};
 use self::window::{announce_waits, follow_rates, wait_until};
 use crate::clock::CloudClock;
-use crate::config::Limits;
+use crate::config::CheckLimits;
 use crate::images::kubelet::{AskReason, KubeletRecords};
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, PullError, Puller};
 use crate::images::rate::Bucket;
 use crate::machine::{read_load, read_memory};
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 use crate::tasks::agent::{Execution, TaskEnd};
 use crate::tasks::checks::{self, Readings};
 use crate::upgrade::Upgrades;
@@ -69,7 +69,7 @@ const CHECK_RETRIES: u32 = 3;
 #[derive(Debug)]
 pub struct Executor<P> {
     images: ImagePulls<P>,
-    limits: Limits,
+    limits: CheckLimits,
     pace: ProgressPace,
     /// Explains why the kubelet will ask the registry; absent in pulls by hand.
     kubelet: Option<KubeletRecords>,
@@ -79,7 +79,7 @@ pub struct Executor<P> {
 
 impl<P: Puller> Executor<P> {
     /// An executor that pulls `parallel` images at a time, over all tasks, and checks the node against `limits`.
-    pub fn new(puller: Arc<P>, parallel: NonZeroUsize, limits: Limits) -> Self {
+    pub fn new(puller: Arc<P>, parallel: NonZeroUsize, limits: CheckLimits) -> Self {
         Self {
             images: ImagePulls::new(puller, parallel),
             limits,
@@ -119,7 +119,7 @@ impl<P: Puller> Executor<P> {
 
     /// Counts the tries that fail.
     #[must_use]
-    pub(crate) fn counted_in(mut self, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn counted_in(mut self, metrics: Arc<AgentMetrics>) -> Self {
         self.images.metrics = Some(metrics);
         self
     }
@@ -201,9 +201,9 @@ impl<P: Puller> Executor<P> {
             tokio::select! {
                 // Biased: a task that ends at the very moment of the deadline has ended.
                 biased;
-                () = carry_out => Ending::Completed,
-                reason = wait_for_stop(control.clone()) => Ending::Stopped(reason),
-                () = wait_for_deadline(control.clone(), clock) => Ending::DeadlineExceeded,
+                () = carry_out => ExecutionEnd::Completed,
+                reason = wait_for_stop(control.clone()) => ExecutionEnd::Stopped(reason),
+                () = wait_for_deadline(control.clone(), clock) => ExecutionEnd::DeadlineExceeded,
                 never = announce_waits(control.clone(), &board, clock) => match never {},
                 never = follow_rates(control.clone(), &bucket, &site) => match never {},
                 never = send_progress(&self.pace, &board, &updates) => match never {},
@@ -238,7 +238,7 @@ impl<P: Puller> Executor<P> {
             if let Some(AskReason { record, text }) = self.find_ask_reason(image, &result).await {
                 let facts = &mut result.facts;
                 (facts.kubelet_record, facts.kubelet_record_reason) = (Some(record), text);
-                result = context.board.end(index, result);
+                result = context.board.end_image(index, result);
             }
             result.took = context.board.time_since_first_attempt(index);
             log_end(image, &result);
@@ -280,12 +280,12 @@ impl<P: Puller> Executor<P> {
         // Removable images count only if they make a difference: counting takes the runtime some work.
         let removable = match &disk {
             Ok(disk) if disk.available < self.limits.disk_min_free.in_bytes(disk.capacity) => {
-                self.images.puller.removable(&self.images.wanted.references()).await
+                self.images.puller.removable_bytes(&self.images.wanted.references()).await
             }
             _ => 0,
         };
         let readings = Readings { disk, removable, load: read_load(), memory: read_memory() };
-        let mut outcome = checks::judge(items, &self.limits, &readings);
+        let mut outcome = checks::check_readings(items, &self.limits, &readings);
         outcome.reason = truncate_reason(&outcome.reason);
         outcome
     }

@@ -33,7 +33,7 @@ const LOCK: &str = "lock";
 const TASKS: &str = "tasks";
 
 /// Storage for the records of a node.
-pub(crate) trait Store: Send + 'static {
+pub(crate) trait RecordStore: Send + 'static {
     /// Reads all records. Called once, at the start.
     fn load(&mut self) -> Result<Vec<TaskRecord>, LedgerError>;
     /// Writes a record durably. It replaces an earlier one of the task.
@@ -160,7 +160,7 @@ impl Ledger {
     }
 }
 
-impl Store for Ledger {
+impl RecordStore for Ledger {
     fn load(&mut self) -> Result<Vec<TaskRecord>, LedgerError> {
         let mut records = Vec::new();
         for entry in fs::read_dir(&self.tasks).map_err(io_error("list", &self.tasks))? {
@@ -230,7 +230,7 @@ enum Unusable {
 fn read_record(path: &Path) -> Result<TaskRecord, Unusable> {
     /// The part of a record that every agent understands.
     #[derive(Deserialize)]
-    struct Version {
+    struct RecordFormat {
         format: u32,
     }
     let corrupt = |why: String| Err(Unusable::Corrupt(why));
@@ -238,8 +238,8 @@ fn read_record(path: &Path) -> Result<TaskRecord, Unusable> {
     if text.len() as u64 > MAX_RECORD {
         return corrupt(format!("longer than {MAX_RECORD} bytes"));
     }
-    let parsed: Result<Version, _> = serde_json::from_slice(&text);
-    if let Ok(Version { format }) = parsed
+    let parsed: Result<RecordFormat, _> = serde_json::from_slice(&text);
+    if let Ok(RecordFormat { format }) = parsed
         && format > RECORD_FORMAT
     {
         let why = format!("format {format} of a newer agent; this one knows {RECORD_FORMAT}");

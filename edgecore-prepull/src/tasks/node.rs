@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use prepull_api::task::{ImageOutcome, JobUid, TaskId, TaskOutcome};
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Progress, truncate_reason};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, TaskProgress, truncate_reason};
 use prepull_program::errors::with_causes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
@@ -25,20 +25,22 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use self::hello::describe_node;
-pub(crate) use self::recorder::Recorder;
+pub(crate) use self::recorder::RecordWriter;
 use self::recorder::WriteOutcome;
 use self::state::report_state;
 use crate::boot::BootTime;
-use crate::cloud::tunnel::{Link, TunnelEvent};
-use crate::config::Limits;
+use crate::cloud::tunnel::{TunnelEvent, TunnelSender};
+use crate::config::CheckLimits;
 use crate::images::kubelet::KubeletRecords;
 use crate::images::providers::Providers;
-use crate::images::puller::{Puller, Unpinned};
+use crate::images::puller::{JobsToUnpin, Puller};
 use crate::images::site::Hub;
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 use crate::settings::CloudSettings;
 use crate::status::TaskStatus;
-use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, Execution, NodeClock, Now, TaskEnd, TaskRecord};
+use crate::tasks::agent::{
+    AgentEffect, AgentEvent, Execution, NodeWindows, Now, TaskAgent, TaskEnd, TaskRecord,
+};
 use crate::tasks::executor::{Executor, TaskControl, TaskUpdate};
 use crate::upgrade::Upgrades;
 
@@ -57,9 +59,9 @@ pub(crate) struct NodeConfig {
     /// Largest number of images that are pulled at the same time, over all tasks.
     pub(crate) parallel_pulls: NonZeroUsize,
     /// Limits of the check items.
-    pub(crate) limits: Limits,
+    pub(crate) limits: CheckLimits,
     /// The node's own time zone and windows.
-    pub(crate) clock: NodeClock,
+    pub(crate) clock: NodeWindows,
     /// Credential providers, which are asked if a task's credentials are missing or refused.
     pub(crate) providers: Arc<Providers>,
     /// Sharing of layers within the site.
@@ -74,12 +76,12 @@ pub(crate) struct NodeConfig {
 
 /// A node with its agent, its executors and its ledger.
 #[derive(Debug)]
-pub(crate) struct Node<P> {
-    agent: Agent,
+pub(crate) struct NodeAgent<P> {
+    agent: TaskAgent,
     executor: Arc<Executor<P>>,
     puller: Arc<P>,
-    recorder: Recorder,
-    metrics: Arc<Metrics>,
+    recorder: RecordWriter,
+    metrics: Arc<AgentMetrics>,
     /// Messages that wait for the tunnel.
     outbox: VecDeque<EdgeMessage>,
     /// Controls of the running executions.
@@ -100,13 +102,13 @@ pub(crate) struct Node<P> {
 
 type NamedUpdate = (TaskId, TaskUpdate);
 
-impl<P: Puller> Node<P> {
+impl<P: Puller> NodeAgent<P> {
     /// A node with the tasks of these records, which the recorder has loaded.
     pub(crate) fn new(
         puller: Arc<P>,
-        (recorder, records): (Recorder, Vec<TaskRecord>),
+        (recorder, records): (RecordWriter, Vec<TaskRecord>),
         config: NodeConfig,
-        metrics: Arc<Metrics>,
+        metrics: Arc<AgentMetrics>,
     ) -> Self {
         let NodeConfig {
             max_tasks,
@@ -119,15 +121,15 @@ impl<P: Puller> Node<P> {
             upgrades,
             settings,
         } = config;
-        let clock = NodeClock { cloud_windows: settings.of_cloud().windows, ..clock };
+        let clock = NodeWindows { cloud_windows: settings.of_cloud().windows, ..clock };
         let executor = Executor::new(puller.clone(), parallel_pulls, limits)
             .with_credential_providers(providers)
-            .with_kubelet_records(KubeletRecords::below(&kubelet_dir))
+            .with_kubelet_records(KubeletRecords::in_root_dir(&kubelet_dir))
             .counted_in(metrics.clone())
             .with_upgrades(upgrades)
             .with_clock(hub.clock().clone());
         let mut node = Self {
-            agent: Agent::new(max_tasks).with_clock(clock),
+            agent: TaskAgent::new(max_tasks).with_clock(clock),
             executor: Arc::new(executor),
             puller,
             recorder,
@@ -159,7 +161,7 @@ impl<P: Puller> Node<P> {
     pub(crate) async fn run(
         mut self,
         mut tunnel: mpsc::Receiver<TunnelEvent>,
-        link: Link,
+        link: TunnelSender,
         shutdown: CancellationToken,
     ) {
         let (executor, settings) = (self.executor.clone(), self.settings.clone());
@@ -274,7 +276,7 @@ impl<P: Puller> Node<P> {
         let (control, receiver) =
             watch::channel(TaskControl { terms: execution.terms.clone(), may_remove: false, stop: None });
         self.controls.insert(id.clone(), control);
-        self.metrics.status().begin(&execution.task);
+        self.metrics.status().begin_task(&execution.task);
         let executor = self.executor.clone();
         let named_updates = self.updates.0.clone();
         let name = id.clone();
@@ -299,7 +301,7 @@ impl<P: Puller> Node<P> {
         };
         let Some(task) = self.tasks_by_execution.remove(&id) else { return };
         self.controls.remove(&task);
-        self.metrics.status().end(&task);
+        self.metrics.status().end_task(&task);
         match ended {
             Ok(end) => {
                 if end.outcome == TaskOutcome::Succeeded {
@@ -318,17 +320,17 @@ impl<P: Puller> Node<P> {
         }
     }
 
-    fn on_update(&mut self, task: TaskId, update: TaskUpdate, link: &Link) {
+    fn on_update(&mut self, task: TaskId, update: TaskUpdate, link: &TunnelSender) {
         match update {
             TaskUpdate::Checked(outcome) => self.handle(AgentEvent::Checked(task, outcome)),
             TaskUpdate::Progress { images, waits } => {
                 let now = Instant::now().into_std();
-                self.metrics.status().note(&task, &images, &waits, now);
+                self.metrics.status().note_progress(&task, &images, &waits, now);
                 // Progress bypasses the outbox, and is dropped if the link is full: it's outdated a second later.
-                let progress = AgentEvent::Progress(Progress { task, images, waits });
+                let progress = AgentEvent::Progress(TaskProgress { task, images, waits });
                 for effect in self.agent.handle(progress, self.now()) {
                     match effect {
-                        AgentEffect::Send(message) => link.offer(message),
+                        AgentEffect::Send(message) => link.try_send(message),
                         other => self.perform(other),
                     }
                 }
@@ -356,12 +358,12 @@ impl<P: Puller> Node<P> {
         }
     }
 
-    fn on_tunnel_event(&mut self, event: TunnelEvent, link: &Link) {
+    fn on_tunnel_event(&mut self, event: TunnelEvent, link: &TunnelSender) {
         match event {
             TunnelEvent::Connecting(answer) => self.send_hello(answer),
             TunnelEvent::Connected(welcome) => {
                 // First, because it sets the time, which everything else uses.
-                self.hub.connect(&welcome);
+                self.hub.begin_session(&welcome);
                 self.metrics.set_connected(true);
                 self.metrics.count_session();
                 self.puller.set_progress_wanted(true);
@@ -380,14 +382,14 @@ impl<P: Puller> Node<P> {
                 self.puller.set_progress_wanted(false);
                 self.reporting = None;
                 self.sharing = None;
-                self.hub.disconnect();
+                self.hub.end_session();
                 // In the next session the agent sends what's still relevant.
                 self.outbox.clear();
                 self.handle(AgentEvent::Disconnected);
             }
             TunnelEvent::Message(CloudMessage::Assign(assign)) => {
                 info!(task = %assign.task.id, title = assign.task.title, remaining = ?assign.remaining, "task assigned");
-                self.hub.repeat(&assign.task.id);
+                self.hub.repeat_wants(&assign.task.id);
                 self.handle(AgentEvent::Assign(assign));
             }
             TunnelEvent::Message(CloudMessage::ResultAck { task }) => {
@@ -399,7 +401,7 @@ impl<P: Puller> Node<P> {
             }
             TunnelEvent::Message(CloudMessage::Settings(settings)) => self.configure(settings, link),
             TunnelEvent::Message(CloudMessage::Unpin { jobs }) => self.unpin(jobs),
-            TunnelEvent::Message(CloudMessage::Sources(sources)) => self.hub.direct(sources),
+            TunnelEvent::Message(CloudMessage::Sources(sources)) => self.hub.apply_sources(sources),
             // The tunnel handles these itself.
             TunnelEvent::Message(
                 message @ (CloudMessage::Welcome(_)
@@ -420,7 +422,7 @@ impl<P: Puller> Node<P> {
         }
         let puller = self.puller.clone();
         tokio::spawn(async move {
-            match puller.unpin(Unpinned::Jobs(&jobs)).await {
+            match puller.unpin(JobsToUnpin::Jobs(&jobs)).await {
                 Ok(()) => info!(jobs = jobs.len(), "unpinned the images of jobs that are over"),
                 Err(error) => {
                     warn!(%error, "cannot unpin the images of jobs that are over; they stay pinned until the next session");
@@ -435,7 +437,7 @@ impl<P: Puller> Node<P> {
             max_tasks: Some(self.agent.max_tasks().get()),
             open: self.agent.open_tasks(),
             time_zone: clock.time_zone.clone(),
-            windows: clock.reported(),
+            windows: clock.reported_windows(),
             settings: Some(self.settings.of_cloud()),
             ..Hello::default()
         };
@@ -471,7 +473,7 @@ async fn sleep_until_tick(tick: Option<Instant>) {
     }
 }
 
-async fn send(link: &Link, message: Option<EdgeMessage>) {
+async fn send(link: &TunnelSender, message: Option<EdgeMessage>) {
     match message {
         Some(message) => link.send(message).await,
         None => pending().await,

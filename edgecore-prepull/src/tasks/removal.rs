@@ -55,14 +55,16 @@ impl RemovalRecord {
                 bytes: planned.bytes,
                 ..ImageRemoval::default()
             },
-            None => kept(&planned.image, KeepCode::Stopped, String::new()),
+            None => kept_image(&planned.image, KeepCode::Stopped, String::new()),
         };
-        RemovalResult::of(self.planned.iter().map(outcome).chain(self.kept.iter().cloned()).collect())
+        RemovalResult::from_images(
+            self.planned.iter().map(outcome).chain(self.kept.iter().cloned()).collect(),
+        )
     }
 }
 
 /// An image that stays.
-pub(crate) fn kept(image: &str, code: KeepCode, reason: String) -> ImageRemoval {
+pub(crate) fn kept_image(image: &str, code: KeepCode, reason: String) -> ImageRemoval {
     ImageRemoval { image: image.to_owned(), code: Some(code), reason, ..ImageRemoval::default() }
 }
 
@@ -74,7 +76,7 @@ struct Name {
 }
 
 impl Name {
-    fn of(text: &str) -> Self {
+    fn from_text(text: &str) -> Self {
         let reference = Reference::parse(text).ok().map(|reference| reference.normalized());
         Self { text: normalized_name(text), reference }
     }
@@ -89,12 +91,12 @@ impl Name {
 }
 
 /// What a job asks for.
-struct Asked<'a> {
+struct RemovalRequest<'a> {
     removal: &'a Removal,
     references: Vec<Name>,
 }
 
-impl Asked<'_> {
+impl RemovalRequest<'_> {
     /// The references of the job that name the image. A digest names it under any tag.
     fn references_of(&self, names: &[Name]) -> Vec<&Name> {
         let names_it = |asked: &&Name| match asked.digest() {
@@ -129,7 +131,7 @@ impl Asked<'_> {
 
 /// What the node has, and what it's needed for.
 #[derive(Clone, Copy)]
-pub(crate) struct Node<'a> {
+pub(crate) struct NodeHoldings<'a> {
     /// All images.
     pub(crate) held: &'a [HeldImage],
     /// Images of other tasks.
@@ -139,12 +141,14 @@ pub(crate) struct Node<'a> {
 }
 
 /// Chooses the images to remove.
-pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
-    let Node { held, wanted, now } = node;
-    let references = removal.images.iter().map(|image| Name::of(image)).collect();
-    let asked = Asked { removal, references };
-    let named: Vec<(&HeldImage, Vec<Name>)> =
-        held.iter().map(|image| (image, image.names.iter().map(|name| Name::of(name)).collect())).collect();
+pub(crate) fn choose_images(removal: &Removal, node: NodeHoldings<'_>) -> RemovalRecord {
+    let NodeHoldings { held, wanted, now } = node;
+    let references = removal.images.iter().map(|image| Name::from_text(image)).collect();
+    let asked = RemovalRequest { removal, references };
+    let named: Vec<(&HeldImage, Vec<Name>)> = held
+        .iter()
+        .map(|image| (image, image.names.iter().map(|name| Name::from_text(name)).collect()))
+        .collect();
     let newest = newest_first(&asked, &named, now);
     let mut record = RemovalRecord::default();
     let mut found = BTreeSet::new();
@@ -161,7 +165,7 @@ pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
         let spared = || {
             let mut rules = repositories.iter().filter_map(|repository| newest.get(repository));
             if references.is_empty() {
-                rules.find_map(|newest| spared(removal, image, newest, now))
+                rules.find_map(|newest| spare_reason(removal, image, newest, now))
             } else {
                 None
             }
@@ -178,7 +182,7 @@ pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
                     .map(|other| (KeepCode::OtherName, also_called(&other.text)))
             });
         match reason {
-            Some((code, reason)) => record.kept.push(kept(shown, code, reason)),
+            Some((code, reason)) => record.kept.push(kept_image(shown, code, reason)),
             None => record.planned.push(PlannedRemoval {
                 id: image.id.clone(),
                 names: names.iter().map(|name| name.text.clone()).collect(),
@@ -189,7 +193,7 @@ pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
         }
     }
     let absent = asked.references.iter().filter(|asked| !found.contains(&asked.text));
-    record.kept.extend(absent.map(|asked| kept(&asked.text, KeepCode::NotPresent, String::new())));
+    record.kept.extend(absent.map(|asked| kept_image(&asked.text, KeepCode::NotPresent, String::new())));
     record
 }
 
@@ -197,19 +201,20 @@ pub(crate) fn choose(removal: &Removal, node: Node<'_>) -> RemovalRecord {
 /// repository. Returns why it stays, if it does.
 pub(crate) fn stays_by_now(
     removal: &Removal,
-    node: Node<'_>,
+    node: NodeHoldings<'_>,
     planned: &PlannedRemoval,
 ) -> Option<ImageRemoval> {
     let mut held = node.held.to_vec();
     let image = held.iter_mut().find(|image| image.id == planned.id)?;
     if let Some(other) = image.names.iter().find(|name| !planned.names.contains(&normalized_name(name))) {
-        return Some(kept(&planned.image, KeepCode::OtherName, also_called(other)));
+        return Some(kept_image(&planned.image, KeepCode::OtherName, also_called(other)));
     }
     // A power cut may have come between the removal of two of its names, and one may be another image's by now.
     image.names.extend(planned.names.iter().cloned());
     let shown: Vec<_> =
         image.names.iter().map(|name| normalized_name(name)).chain([image.id.clone()]).collect();
-    let RemovalRecord { planned: chosen, kept } = choose(removal, Node { held: &held, ..node });
+    let RemovalRecord { planned: chosen, kept } =
+        choose_images(removal, NodeHoldings { held: &held, ..node });
     if chosen.iter().any(|again| again.id == planned.id) {
         return None;
     }
@@ -223,14 +228,14 @@ fn also_called(name: &str) -> String {
 
 /// A rule that no longer names the image: only where the task itself has changed.
 fn not_chosen(planned: &PlannedRemoval) -> ImageRemoval {
-    kept(&planned.image, KeepCode::NotPresent, "the job doesn't name it any more".to_owned())
+    kept_image(&planned.image, KeepCode::NotPresent, "the job doesn't name it any more".to_owned())
 }
 
 /// The ids of the images of a repository, the newest first. `None` where the age of one isn't known.
 type Newest = Option<Vec<String>>;
 
 fn newest_first(
-    asked: &Asked<'_>,
+    asked: &RemovalRequest<'_>,
     named: &[(&HeldImage, Vec<Name>)],
     now: SystemTime,
 ) -> BTreeMap<String, Newest> {
@@ -250,7 +255,7 @@ fn arrival(image: &HeldImage, now: SystemTime) -> Option<SystemTime> {
 }
 
 /// Why an image of a repository stays by `keepLast` or `olderThan`.
-fn spared(
+fn spare_reason(
     removal: &Removal,
     image: &HeldImage,
     newest: &Newest,
@@ -302,14 +307,14 @@ mod tests {
 
     /// The ids of the images to remove, and the codes of the others.
     fn chosen(removal: &Removal, held: &[HeldImage]) -> (Vec<String>, Vec<KeepCode>) {
-        let record = choose(removal, node(held));
+        let record = choose_images(removal, node(held));
         let codes = record.kept.iter().filter_map(|kept| kept.code).collect();
         (record.planned.into_iter().map(|planned| planned.id).collect(), codes)
     }
 
-    fn node(held: &[HeldImage]) -> Node<'_> {
+    fn node(held: &[HeldImage]) -> NodeHoldings<'_> {
         static WANTED: LazyLock<[String; 1]> = LazyLock::new(|| ["r.io/wanted:1".to_owned()]);
-        Node { held, wanted: &*WANTED, now: now() }
+        NodeHoldings { held, wanted: &*WANTED, now: now() }
     }
 
     fn digest(character: char) -> String {

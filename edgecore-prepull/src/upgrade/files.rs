@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use prepull_registry::digest::sha256;
 
-use super::record::{Program, Record, TaskTrial};
+use super::record::{Program, TaskTrial, UpgradeRecord};
 use crate::cloud::identity::replace_file;
 
 /// Largest program that we keep, in bytes. The agent has about 12 MiB.
@@ -16,31 +16,31 @@ pub(crate) const MOST_BYTES: u64 = 128 << 20;
 
 /// The directory `upgrade` of the state directory.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub(crate) struct UpgradeFiles {
     record: PathBuf,
     /// The task that has put a program on trial last.
     task: PathBuf,
     programs: PathBuf,
 }
 
-impl Files {
-    pub(crate) fn of(state_dir: &Path) -> Self {
+impl UpgradeFiles {
+    pub(crate) fn in_state_dir(state_dir: &Path) -> Self {
         let dir = state_dir.join("upgrade");
         Self { record: dir.join("record.json"), task: dir.join("task.json"), programs: dir.join("programs") }
     }
 
     /// The record; without one, and with a damaged one, the installed program runs.
-    pub(crate) fn read(&self) -> anyhow::Result<Record> {
-        let Some(text) = read(&self.record)? else { return Ok(Record::default()) };
+    pub(crate) fn read_record(&self) -> anyhow::Result<UpgradeRecord> {
+        let Some(text) = read_if_present(&self.record)? else { return Ok(UpgradeRecord::default()) };
         // The next write replaces it. Without one, no upgrade could ever mend a box that can't be reached.
         Ok(serde_json::from_slice(&text).unwrap_or_else(|error| {
             tracing::error!(file = %self.record.display(), %error, "the record of upgrades is damaged: the installed program runs");
-            Record::default()
+            UpgradeRecord::default()
         }))
     }
 
     /// Writes the record, so that it survives a power cut, and removes the programs that it doesn't name.
-    pub(crate) fn write(&self, record: &Record) -> anyhow::Result<()> {
+    pub(crate) fn write_record(&self, record: &UpgradeRecord) -> anyhow::Result<()> {
         self.make_dirs()?;
         let text = serde_json::to_vec_pretty(record)?;
         replace_file(&self.record, &text, 0o600)
@@ -57,7 +57,7 @@ impl Files {
 
     /// The task that has put a program on trial last. A file that is damaged names none.
     pub(super) fn read_task(&self) -> anyhow::Result<Option<TaskTrial>> {
-        Ok(read(&self.task)?.and_then(|text| serde_json::from_slice(&text).ok()))
+        Ok(read_if_present(&self.task)?.and_then(|text| serde_json::from_slice(&text).ok()))
     }
 
     /// Writes the task of a trial, so that it survives a power cut.
@@ -68,7 +68,7 @@ impl Files {
     }
 
     /// Stores a program, so that it survives a power cut. Returns its digest and its path.
-    pub(crate) fn store(&self, program: &[u8]) -> anyhow::Result<(String, PathBuf)> {
+    pub(crate) fn store_program(&self, program: &[u8]) -> anyhow::Result<(String, PathBuf)> {
         self.make_dirs()?;
         let digest = sha256(program);
         let path = self.path(&digest);
@@ -77,7 +77,7 @@ impl Files {
     }
 
     /// The path of a program that is what it was when it was stored.
-    pub(crate) fn check(&self, program: &Program) -> anyhow::Result<PathBuf> {
+    pub(crate) fn verified_path(&self, program: &Program) -> anyhow::Result<PathBuf> {
         let path = self.path(&program.digest);
         let content = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         if sha256(&content) != program.digest {
@@ -100,7 +100,7 @@ impl Files {
 }
 
 /// The content of a file. `None` if it isn't there.
-fn read(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
+fn read_if_present(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         content => content.map(Some).with_context(|| format!("cannot read {}", path.display())),
@@ -115,21 +115,21 @@ mod tests {
     #[test]
     fn only_named_and_undamaged_programs_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::of(dir.path());
-        assert_eq!(files.read().unwrap(), Record::default());
+        let files = UpgradeFiles::in_state_dir(dir.path());
+        assert_eq!(files.read_record().unwrap(), UpgradeRecord::default());
         fs::create_dir_all(dir.path().join("upgrade")).unwrap();
         fs::write(&files.record, "{\"base\": ").unwrap();
-        assert_eq!(files.read().unwrap(), Record::default());
-        let (digest, path) = files.store(b"a program").unwrap();
-        let (_, other) = files.store(b"another").unwrap();
+        assert_eq!(files.read_record().unwrap(), UpgradeRecord::default());
+        let (digest, path) = files.store_program(b"a program").unwrap();
+        let (_, other) = files.store_program(b"another").unwrap();
         let program = Program { digest, version: "2".to_owned(), image: "agent:2".to_owned() };
-        let mut record = Record::default();
+        let mut record = UpgradeRecord::default();
         record.try_program("1", program.clone(), 60);
-        files.write(&record).unwrap();
-        assert_eq!(files.read().unwrap(), record);
+        files.write_record(&record).unwrap();
+        assert_eq!(files.read_record().unwrap(), record);
         assert!(path.exists() && !other.exists());
-        assert_eq!(files.check(&program).unwrap(), path);
+        assert_eq!(files.verified_path(&program).unwrap(), path);
         fs::write(&path, "a progr").unwrap();
-        assert!(files.check(&program).unwrap_err().to_string().ends_with("is damaged"));
+        assert!(files.verified_path(&program).unwrap_err().to_string().ends_with("is damaged"));
     }
 }

@@ -15,8 +15,8 @@ use tokio::process::Child;
 use tokio::time::{Instant, interval, sleep, timeout};
 use tracing::{error, info, warn};
 
-use super::record::{Program, Start};
-use super::{Files, VERSION};
+use super::record::{Program, StartChoice};
+use super::{UpgradeFiles, VERSION};
 use crate::boot::BootTime;
 use crate::config::Listen;
 use crate::health;
@@ -38,7 +38,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How long a program may take to stop; the unit kills it after 20 s.
 const STOP: Duration = Duration::from_secs(15);
 
-/// The result of [`launch`].
+/// The result of [`launch_chosen`].
 pub(crate) enum Launched {
     /// This program is the agent.
     Own,
@@ -47,11 +47,11 @@ pub(crate) enum Launched {
 }
 
 /// Runs the program that was chosen for this machine, if it isn't this one.
-pub(crate) async fn launch(state_dir: &Path, listen: Listen) -> Launched {
+pub(crate) async fn launch_chosen(state_dir: &Path, listen: Listen) -> Launched {
     if std::env::var_os(LAUNCHED).is_some() {
         return Launched::Own;
     }
-    match launch_other(&Files::of(state_dir), listen).await {
+    match launch_other(&UpgradeFiles::in_state_dir(state_dir), listen).await {
         Ok(Some(status)) => Launched::Other(exit_code(status)),
         Ok(None) => Launched::Own,
         Err(error) => {
@@ -61,47 +61,47 @@ pub(crate) async fn launch(state_dir: &Path, listen: Listen) -> Launched {
     }
 }
 
-async fn launch_other(files: &Files, listen: Listen) -> anyhow::Result<Option<ExitStatus>> {
+async fn launch_other(files: &UpgradeFiles, listen: Listen) -> anyhow::Result<Option<ExitStatus>> {
     loop {
-        let before = files.read()?;
+        let before = files.read_record()?;
         let mut record = before.clone();
-        let start = record.start(VERSION, BootTime::now());
+        let start = record.decide_start(VERSION, BootTime::now());
         if record != before {
             // Before the start: a program that stops the machine must not be started for ever.
-            files.write(&record)?;
+            files.write_record(&record)?;
         }
         match start {
-            Start::Own => {
-                if let Some(last) = record.last().filter(|last| before.last() != Some(last))
+            StartChoice::Own => {
+                if let Some(last) = record.last_outcome().filter(|last| before.last_outcome() != Some(last))
                     && let Some(reason) = &last.went_back
                 {
                     warn!(version = last.program.version, reason, "back from the upgrade");
                 }
                 return Ok(None);
             }
-            Start::Proved(program) => match become_program(files, &program) {
+            StartChoice::Proved(program) => match become_program(files, &program) {
                 Ok(never) => match never {},
                 Err(error) => {
                     let reason = with_causes(error.as_ref());
                     error!(version = program.version, reason, "the upgraded program can't be started");
                     record.give_up(reason);
-                    files.write(&record)?;
+                    files.write_record(&record)?;
                 }
             },
-            Start::Trial(program, within) => {
+            StartChoice::Trial(program, within) => {
                 info!(version = program.version, image = program.image, within, "an upgrade is tried");
-                match watch(files, &program, Duration::from_secs(within), listen).await? {
-                    Watched::Ended(status) if status.code() == Some(RELAUNCH.into()) => {}
-                    Watched::Ended(status) => return Ok(Some(status)),
-                    Watched::EndedEarly(reason) if record.has_starts_left() => {
+                match watch_trial(files, &program, Duration::from_secs(within), listen).await? {
+                    TrialEnd::Ended(status) if status.code() == Some(RELAUNCH.into()) => {}
+                    TrialEnd::Ended(status) => return Ok(Some(status)),
+                    TrialEnd::EndedEarly(reason) if record.has_starts_left() => {
                         warn!(version = program.version, reason, "the upgraded program ended early");
                         sleep(RETRY).await;
                     }
-                    Watched::EndedEarly(reason) | Watched::Failed(reason) => {
+                    TrialEnd::EndedEarly(reason) | TrialEnd::Failed(reason) => {
                         warn!(version = program.version, reason, "back from the upgrade");
-                        let mut record = files.read()?;
+                        let mut record = files.read_record()?;
                         record.go_back(reason);
-                        files.write(&record)?;
+                        files.write_record(&record)?;
                     }
                 }
             }
@@ -110,12 +110,12 @@ async fn launch_other(files: &Files, listen: Listen) -> anyhow::Result<Option<Ex
 }
 
 /// Replaces this process.
-fn become_program(files: &Files, program: &Program) -> anyhow::Result<Infallible> {
-    let path = files.check(program)?;
-    Err(anyhow!(command(&path)?.exec()).context(format!("cannot run {}", path.display())))
+fn become_program(files: &UpgradeFiles, program: &Program) -> anyhow::Result<Infallible> {
+    let path = files.verified_path(program)?;
+    Err(anyhow!(program_command(&path)?.exec()).context(format!("cannot run {}", path.display())))
 }
 
-fn command(path: &Path) -> anyhow::Result<Command> {
+fn program_command(path: &Path) -> anyhow::Result<Command> {
     let mut command = Command::new(path);
     command.args(std::env::args_os().skip(1)).env(LAUNCHED, VERSION).env(INSTALLED, installed_program()?);
     Ok(command)
@@ -149,7 +149,7 @@ pub(crate) fn relaunch() -> anyhow::Result<ExitCode> {
 }
 
 /// How a trial ended.
-enum Watched {
+enum TrialEnd {
     /// The program had proved itself, or we were stopped.
     Ended(ExitStatus),
     /// It ended by itself before that.
@@ -158,19 +158,19 @@ enum Watched {
     Failed(String),
 }
 
-async fn watch(
-    files: &Files,
+async fn watch_trial(
+    files: &UpgradeFiles,
     program: &Program,
     within: Duration,
     listen: Listen,
-) -> anyhow::Result<Watched> {
+) -> anyhow::Result<TrialEnd> {
     let Listen::On(listen) = listen else {
-        return Ok(Watched::Failed(
+        return Ok(TrialEnd::Failed(
             "--metrics-listen is off, so that it can't be asked whether it's connected".to_owned(),
         ));
     };
-    let spawned = files.check(program).and_then(|path| {
-        let mut command = tokio::process::Command::from(command(&path)?);
+    let spawned = files.verified_path(program).and_then(|path| {
+        let mut command = tokio::process::Command::from(program_command(&path)?);
         command
             .env(WATCHED, "1")
             .kill_on_drop(true)
@@ -179,29 +179,29 @@ async fn watch(
     });
     let mut child = match spawned {
         Ok(child) => child,
-        Err(error) => return Ok(Watched::Failed(with_causes(error.as_ref()))),
+        Err(error) => return Ok(TrialEnd::Failed(with_causes(error.as_ref()))),
     };
     let began = Instant::now();
     tokio::select! {
         status = child.wait() => {
             let (status, after) = (status?, began.elapsed().as_secs_f64());
-            return Ok(Watched::EndedEarly(format!("it ended after {after:.1} s: {status}")));
+            return Ok(TrialEnd::EndedEarly(format!("it ended after {after:.1} s: {status}")));
         }
         signal = wait_for_termination() => {
             signal?;
-            return Ok(Watched::Ended(stop(&mut child).await?));
+            return Ok(TrialEnd::Ended(stop_child(&mut child).await?));
         }
         proved = timeout(within, until_connected(listen)) => {
             if proved.is_err() {
                 let lack = name_lack(listen).await;
-                stop(&mut child).await?;
-                return Ok(Watched::Failed(format!("{lack} within {} s", within.as_secs())));
+                stop_child(&mut child).await?;
+                return Ok(TrialEnd::Failed(format!("{lack} within {} s", within.as_secs())));
             }
         }
     }
-    let mut record = files.read()?;
+    let mut record = files.read_record()?;
     record.prove();
-    files.write(&record)?;
+    files.write_record(&record)?;
     info!(
         version = program.version,
         seconds = began.elapsed().as_secs(),
@@ -209,10 +209,10 @@ async fn watch(
     );
     // It goes on as a process of ours until the next start.
     tokio::select! {
-        status = child.wait() => Ok(Watched::Ended(status?)),
+        status = child.wait() => Ok(TrialEnd::Ended(status?)),
         signal = wait_for_termination() => {
             signal?;
-            Ok(Watched::Ended(stop(&mut child).await?))
+            Ok(TrialEnd::Ended(stop_child(&mut child).await?))
         }
     }
 }
@@ -223,7 +223,7 @@ async fn until_connected(listen: SocketAddr) {
     let mut looks = 0;
     while looks < LOOKS {
         asks.tick().await;
-        let health = health::ask(listen).await;
+        let health = health::fetch_health(listen).await;
         let is_well = health.is_ok_and(|health| health.session.is_some() && health.is_runtime_up);
         looks = if is_well { looks + 1 } else { 0 };
     }
@@ -231,14 +231,14 @@ async fn until_connected(listen: SocketAddr) {
 
 /// What a program on trial lacks.
 async fn name_lack(listen: SocketAddr) -> String {
-    match health::ask(listen).await {
+    match health::fetch_health(listen).await {
         Err(error) => format!("it did not answer at {listen} ({error})"),
         Ok(health) if health.session.is_none() => "it did not connect to cloudcore".to_owned(),
         Ok(_) => "it did not reach the container runtime".to_owned(),
     }
 }
 
-async fn stop(child: &mut Child) -> std::io::Result<ExitStatus> {
+async fn stop_child(child: &mut Child) -> std::io::Result<ExitStatus> {
     if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw) {
         // It may have ended by now.
         let _ = kill_process(pid, Signal::TERM);

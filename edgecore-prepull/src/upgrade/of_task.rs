@@ -10,8 +10,8 @@ use prepull_registry::digest::sha256;
 use tokio_util::sync::CancellationToken;
 
 use super::launch::{installed_program, installed_version};
-use super::record::{Stage, TaskTrial};
-use super::{Files, IN_CONTAINER, KEY, UNASKED, put_on_trial, signature_by};
+use super::record::{TaskTrial, UpgradeStage};
+use super::{IN_CONTAINER, KEY, UNASKED, UpgradeFiles, put_on_trial, signature_by};
 
 /// What keeps tasks from upgrading this machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,7 +27,7 @@ pub(crate) struct Obstacles {
 /// The part of the agent that upgrades it.
 #[derive(Debug)]
 pub(crate) struct Upgrades {
-    files: Files,
+    files: UpgradeFiles,
     key: PathBuf,
     obstacles: Obstacles,
     restart: CancellationToken,
@@ -35,7 +35,12 @@ pub(crate) struct Upgrades {
 
 impl Upgrades {
     pub(crate) fn new(state_dir: &Path, obstacles: Obstacles) -> Self {
-        Self { files: Files::of(state_dir), key: KEY.into(), obstacles, restart: CancellationToken::new() }
+        Self {
+            files: UpgradeFiles::in_state_dir(state_dir),
+            key: KEY.into(),
+            obstacles,
+            restart: CancellationToken::new(),
+        }
     }
 
     /// Waits until this program is to end, so that another one is tried.
@@ -44,26 +49,26 @@ impl Upgrades {
     }
 
     /// Checks whether this machine can be upgraded, and returns the signature that the image needs.
-    pub(crate) fn prepare(&self, upgrade: Upgrade) -> anyhow::Result<Verification> {
+    pub(crate) fn check_upgradable(&self, upgrade: Upgrade) -> anyhow::Result<Verification> {
         self.obstacles.check(upgrade)?;
         signature_by(std::slice::from_ref(&self.key))
     }
 
     /// How far the upgrade of this task has come.
-    pub(crate) fn stage(&self, task: &TaskId) -> anyhow::Result<Stage> {
+    pub(crate) fn stage(&self, task: &TaskId) -> anyhow::Result<UpgradeStage> {
         let trial = self.files.read_task()?.filter(|trial| trial.task == task.to_string());
-        Ok(self.files.read()?.stage(trial.as_ref()))
+        Ok(self.files.read_record()?.stage(trial.as_ref()))
     }
 
     /// Puts a program on trial. Returns whether the caller should restart this program; otherwise it's the same one.
-    pub(crate) async fn begin(
+    pub(crate) async fn begin_trial(
         &self,
         task: &TaskId,
         image: &str,
         program: &[u8],
         upgrade: Upgrade,
     ) -> anyhow::Result<bool> {
-        let runs = match self.files.read()?.proved() {
+        let runs = match self.files.read_record()?.proved_program() {
             Some(proved) => proved.digest == sha256(program),
             None => is_installed(program),
         };
@@ -77,7 +82,7 @@ impl Upgrades {
     }
 
     /// Has this program end.
-    pub(crate) fn restart(&self) {
+    pub(crate) fn request_restart(&self) {
         self.restart.cancel();
     }
 }
@@ -138,18 +143,19 @@ mod tests {
             ..Upgrades::new(dir.path(), Obstacles::default())
         };
         let upgrade = Upgrade { within: Duration::from_secs(60), packaged: false };
-        let refused = upgrades.prepare(upgrade).err().map(|error| error.to_string()).unwrap_or_default();
+        let refused =
+            upgrades.check_upgradable(upgrade).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(refused.contains("upgrade.pub: put the public key there"), "{refused}");
 
         let task = TaskId { job: prepull_api::task::JobUid("uid".to_owned()), attempt: 1 };
-        let error = upgrades.begin(&task, "agent:2", b"no program", upgrade).await.err();
+        let error = upgrades.begin_trial(&task, "agent:2", b"no program", upgrade).await.err();
         let error = error.map(|error| error.to_string()).unwrap_or_default();
         assert_eq!(error, "the program of agent:2 does not run on this machine");
-        assert_eq!(upgrades.stage(&task)?, Stage::New);
+        assert_eq!(upgrades.stage(&task)?, UpgradeStage::New);
         assert_eq!(std::fs::read_dir(dir.path().join("upgrade/programs"))?.count(), 0);
 
         let own = std::fs::read(installed_program()?)?;
-        assert!(!upgrades.begin(&task, "agent:1", &own, upgrade).await?, "it runs already");
+        assert!(!upgrades.begin_trial(&task, "agent:1", &own, upgrade).await?, "it runs already");
         Ok(())
     }
 }

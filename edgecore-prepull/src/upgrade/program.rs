@@ -9,7 +9,7 @@ use prepull_api::download::{Verification, VerificationMode};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::{Files, Program};
+use super::{Program, UpgradeFiles};
 use crate::images::verify::check_keys;
 
 /// A program prints its version within milliseconds.
@@ -47,25 +47,25 @@ pub(crate) fn signature_by(files: &[PathBuf]) -> anyhow::Result<Verification> {
 /// # Errors
 /// It doesn't run on this machine, or the disk refuses it. Then nothing has changed.
 pub(crate) async fn put_on_trial(
-    files: &Files,
+    files: &UpgradeFiles,
     base: &str,
     image: &str,
     content: &[u8],
     within: Duration,
 ) -> anyhow::Result<Program> {
-    let mut record = files.read()?;
-    let (digest, path) = files.store(content)?;
+    let mut record = files.read_record()?;
+    let (digest, path) = files.store_program(content)?;
     let version = match print_version(&path).await {
         Ok(version) => version,
         Err(error) => {
             // Removes the program.
-            files.write(&record)?;
+            files.write_record(&record)?;
             return Err(error.context(format!("the program of {image} does not run on this machine")));
         }
     };
     let program = Program { digest, version, image: image.to_owned() };
     record.try_program(base, program.clone(), within.as_secs());
-    files.write(&record)?;
+    files.write_record(&record)?;
     Ok(program)
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Program {
 /// The programs of this machine besides the installed one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct Record {
+pub(crate) struct UpgradeRecord {
     /// Version of the installed program that this was written beside. If it has
     /// another one now, it was installed since, and runs.
     base: String,
@@ -39,7 +39,7 @@ pub(crate) struct Record {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     restarts: Vec<BootTime>,
     trial: Option<Trial>,
-    last: Option<Outcome>,
+    last: Option<TrialOutcome>,
 }
 
 /// A program that hasn't proved itself.
@@ -55,7 +55,7 @@ struct Trial {
 /// How the last trial ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Outcome {
+pub(crate) struct TrialOutcome {
     pub(crate) program: Program,
     /// Why the machine went back to the program before; absent if the program has proved itself.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub(super) struct TaskTrial {
 
 /// How far the upgrade of a task has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum UpgradeStage {
     /// The task has put no program on trial.
     New,
     /// A program is on trial, whether that of the task or another one.
@@ -86,7 +86,7 @@ pub(crate) enum Stage {
 
 /// What `run` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Start {
+pub(super) enum StartChoice {
     /// It's the agent itself.
     Own,
     /// It becomes this program.
@@ -95,19 +95,19 @@ pub(super) enum Start {
     Trial(Program, u64),
 }
 
-impl Record {
+impl UpgradeRecord {
     /// Whether a program is being tried.
     pub(crate) fn is_trying(&self) -> bool {
         self.trial.is_some()
     }
 
     /// The program that runs in place of the installed one.
-    pub(crate) fn proved(&self) -> Option<&Program> {
+    pub(crate) fn proved_program(&self) -> Option<&Program> {
         self.proved.as_ref()
     }
 
     /// How the last trial ended.
-    pub(crate) fn last(&self) -> Option<&Outcome> {
+    pub(crate) fn last_outcome(&self) -> Option<&TrialOutcome> {
         self.last.as_ref()
     }
 
@@ -118,19 +118,23 @@ impl Record {
     }
 
     /// How far the upgrade of a task has come that has put this program on trial, if any.
-    pub(super) fn stage(&self, trial: Option<&TaskTrial>) -> Stage {
+    pub(super) fn stage(&self, trial: Option<&TaskTrial>) -> UpgradeStage {
         if self.is_trying() {
-            return Stage::OnTrial;
+            return UpgradeStage::OnTrial;
         }
-        let Some(TaskTrial { digest, .. }) = trial else { return Stage::New };
+        let Some(TaskTrial { digest, .. }) = trial else { return UpgradeStage::New };
         let last = self.last.as_ref().filter(|last| last.program.digest == *digest);
         match last.map(|last| (&last.went_back, &last.program.version)) {
             Some((Some(reason), version)) => {
-                Stage::WentBack(format!("{version} has not proved itself: {reason}"))
+                UpgradeStage::WentBack(format!("{version} has not proved itself: {reason}"))
             }
-            Some((None, _)) => Stage::Proved,
-            None if self.proved.as_ref().is_some_and(|proved| proved.digest == *digest) => Stage::Proved,
-            None => Stage::WentBack("another program was installed on the machine in between".to_owned()),
+            Some((None, _)) => UpgradeStage::Proved,
+            None if self.proved.as_ref().is_some_and(|proved| proved.digest == *digest) => {
+                UpgradeStage::Proved
+            }
+            None => {
+                UpgradeStage::WentBack("another program was installed on the machine in between".to_owned())
+            }
         }
     }
 
@@ -143,19 +147,19 @@ impl Record {
     }
 
     /// Decides at a start of the installed program. The record must be on the disk before the program is started.
-    pub(super) fn start(&mut self, base: &str, now: Option<BootTime>) -> Start {
+    pub(super) fn decide_start(&mut self, base: &str, now: Option<BootTime>) -> StartChoice {
         if self.digests().next().is_none() {
-            return Start::Own;
+            return StartChoice::Own;
         }
         if self.base != base {
             let last = self.last.take();
             *self = Self { base: base.to_owned(), last, ..Self::default() };
-            return Start::Own;
+            return StartChoice::Own;
         }
         match &mut self.trial {
             Some(trial) if trial.starts < MOST_STARTS => {
                 trial.starts += 1;
-                return Start::Trial(trial.program.clone(), trial.within);
+                return StartChoice::Trial(trial.program.clone(), trial.within);
             }
             Some(_) => self.go_back(format!("it was started {MOST_STARTS} times and has not proved itself")),
             None => {}
@@ -163,11 +167,11 @@ impl Record {
         if let (Some(now), Some(_)) = (now, &self.proved) {
             self.count_restart(now);
         }
-        self.proved.clone().map_or(Start::Own, Start::Proved)
+        self.proved.clone().map_or(StartChoice::Own, StartChoice::Proved)
     }
 
     fn count_restart(&mut self, now: BootTime) {
-        self.restarts.retain(|start| now.since(*start).is_some_and(|ago| ago <= RESTARTING));
+        self.restarts.retain(|start| now.elapsed_since(*start).is_some_and(|ago| ago <= RESTARTING));
         if self.restarts.len() >= MOST_RESTARTS {
             self.give_up(format!(
                 "it was started {MOST_RESTARTS} times within {} minutes",
@@ -181,7 +185,7 @@ impl Record {
     /// The program of the trial is the one to run from now on.
     pub(super) fn prove(&mut self) {
         if let Some(Trial { program, .. }) = self.trial.take() {
-            self.last = Some(Outcome { program: program.clone(), went_back: None });
+            self.last = Some(TrialOutcome { program: program.clone(), went_back: None });
             self.proved = Some(program);
             self.restarts.clear();
         }
@@ -195,7 +199,7 @@ impl Record {
     /// Ends the trial: the program before runs again.
     pub(super) fn go_back(&mut self, reason: String) {
         if let Some(Trial { program, .. }) = self.trial.take() {
-            self.last = Some(Outcome { program, went_back: Some(reason) });
+            self.last = Some(TrialOutcome { program, went_back: Some(reason) });
         }
     }
 
@@ -203,7 +207,7 @@ impl Record {
     pub(crate) fn give_up(&mut self, reason: String) {
         self.restarts.clear();
         if let Some(program) = self.proved.take() {
-            self.last = Some(Outcome { program, went_back: Some(reason) });
+            self.last = Some(TrialOutcome { program, went_back: Some(reason) });
         }
     }
 }
@@ -222,8 +226,8 @@ mod tests {
         }
     }
 
-    fn tried(version: &str) -> Record {
-        let mut record = Record::default();
+    fn tried(version: &str) -> UpgradeRecord {
+        let mut record = UpgradeRecord::default();
         record.try_program(BASE, program(version), 60);
         record
     }
@@ -231,41 +235,42 @@ mod tests {
     #[test]
     fn a_program_runs_once_it_has_proved_itself() {
         let mut record = tried("2");
-        assert_eq!(record.start(BASE, None), Start::Trial(program("2"), 60));
+        assert_eq!(record.decide_start(BASE, None), StartChoice::Trial(program("2"), 60));
         record.prove();
-        assert_eq!(record.start(BASE, None), Start::Proved(program("2")));
-        assert_eq!(record.last(), Some(&Outcome { program: program("2"), went_back: None }));
+        assert_eq!(record.decide_start(BASE, None), StartChoice::Proved(program("2")));
+        assert_eq!(record.last_outcome(), Some(&TrialOutcome { program: program("2"), went_back: None }));
     }
 
     #[test]
     fn without_another_program_nothing_is_written() {
-        let mut record = Record::default();
-        assert_eq!((record.start(BASE, None), record), (Start::Own, Record::default()));
+        let mut record = UpgradeRecord::default();
+        assert_eq!((record.decide_start(BASE, None), record), (StartChoice::Own, UpgradeRecord::default()));
     }
 
     #[test]
     fn a_failed_trial_leads_to_the_program_before() {
         let mut record = tried("2");
         record.go_back("why".to_owned());
-        assert_eq!(record.start(BASE, None), Start::Own);
+        assert_eq!(record.decide_start(BASE, None), StartChoice::Own);
 
         let mut record = tried("2");
         record.prove();
         record.try_program(BASE, program("3"), 60);
         assert_eq!(record.digests().collect::<Vec<_>>(), ["sha256:2", "sha256:3"]);
         record.go_back("why".to_owned());
-        assert_eq!(record.start(BASE, None), Start::Proved(program("2")));
-        let last = record.last().map(|last| (last.program.version.as_str(), last.went_back.as_deref()));
+        assert_eq!(record.decide_start(BASE, None), StartChoice::Proved(program("2")));
+        let last =
+            record.last_outcome().map(|last| (last.program.version.as_str(), last.went_back.as_deref()));
         assert_eq!(last, Some(("3", Some("why"))));
     }
 
     #[test]
     fn a_program_that_ends_the_machine_is_started_three_times() {
         let mut record = tried("2");
-        let starts: Vec<_> = (0..5).map(|_| record.start(BASE, None)).collect();
-        assert_eq!(starts[..3], vec![Start::Trial(program("2"), 60); 3]);
-        assert_eq!(starts[3..], [Start::Own, Start::Own]);
-        assert!(record.last().is_some_and(|last| last.went_back.is_some()));
+        let starts: Vec<_> = (0..5).map(|_| record.decide_start(BASE, None)).collect();
+        assert_eq!(starts[..3], vec![StartChoice::Trial(program("2"), 60); 3]);
+        assert_eq!(starts[3..], [StartChoice::Own, StartChoice::Own]);
+        assert!(record.last_outcome().is_some_and(|last| last.went_back.is_some()));
     }
 
     #[test]
@@ -275,8 +280,8 @@ mod tests {
             if proved {
                 record.prove();
             }
-            assert_eq!(record.start("0.3.0", None), Start::Own, "{proved}");
-            assert_eq!(record.start("0.3.0", None), Start::Own, "{proved}");
+            assert_eq!(record.decide_start("0.3.0", None), StartChoice::Own, "{proved}");
+            assert_eq!(record.decide_start("0.3.0", None), StartChoice::Own, "{proved}");
             assert_eq!(record.digests().count(), 0);
         }
     }
@@ -286,7 +291,7 @@ mod tests {
         let mut record = tried("2");
         record.prove();
         record.give_up("damaged".to_owned());
-        assert_eq!(record.start(BASE, None), Start::Own);
+        assert_eq!(record.decide_start(BASE, None), StartChoice::Own);
     }
 
     #[test]
@@ -300,7 +305,9 @@ mod tests {
         // Once a minute, and then it's given up; every two minutes, or with a boot in between, it may go on.
         let runs = |start: &dyn Fn(u64) -> Option<BootTime>| {
             let mut record = proved();
-            (0..30).take_while(|n| record.start(BASE, start(*n)) == Start::Proved(program("2"))).count()
+            (0..30)
+                .take_while(|n| record.decide_start(BASE, start(*n)) == StartChoice::Proved(program("2")))
+                .count()
         };
         assert_eq!(runs(&|n| at(1, n * 60)), MOST_RESTARTS);
         assert_eq!(runs(&|n| at(1, n * 120)), 30);
@@ -308,28 +315,34 @@ mod tests {
         assert_eq!(runs(&|_| None), 30);
         let mut record = proved();
         for n in 0..20 {
-            record.start(BASE, at(1, n));
+            record.decide_start(BASE, at(1, n));
         }
-        let reason = record.last().and_then(|last| last.went_back.as_deref());
+        let reason = record.last_outcome().and_then(|last| last.went_back.as_deref());
         assert_eq!(reason, Some("it was started 8 times within 10 minutes"));
     }
 
     #[test]
     fn a_task_goes_on_where_its_trial_ended() {
         let of = |digest: &str| TaskTrial { task: "uid/1".to_owned(), digest: format!("sha256:{digest}") };
-        let mut record = Record::default();
-        assert_eq!(record.stage(None), Stage::New);
+        let mut record = UpgradeRecord::default();
+        assert_eq!(record.stage(None), UpgradeStage::New);
         record.try_program(BASE, program("2"), 60);
-        assert_eq!((record.stage(None), record.stage(Some(&of("2")))), (Stage::OnTrial, Stage::OnTrial));
+        assert_eq!(
+            (record.stage(None), record.stage(Some(&of("2")))),
+            (UpgradeStage::OnTrial, UpgradeStage::OnTrial)
+        );
         record.prove();
-        assert_eq!((record.stage(None), record.stage(Some(&of("2")))), (Stage::New, Stage::Proved));
+        assert_eq!(
+            (record.stage(None), record.stage(Some(&of("2")))),
+            (UpgradeStage::New, UpgradeStage::Proved)
+        );
 
         record.try_program(BASE, program("3"), 60);
         record.go_back("it ended".to_owned());
-        let back = Stage::WentBack("3 has not proved itself: it ended".to_owned());
+        let back = UpgradeStage::WentBack("3 has not proved itself: it ended".to_owned());
         assert_eq!(record.stage(Some(&of("3"))), back);
-        assert_eq!(record.stage(Some(&of("2"))), Stage::Proved);
+        assert_eq!(record.stage(Some(&of("2"))), UpgradeStage::Proved);
         // The record was removed with another installation.
-        assert!(matches!(Record::default().stage(Some(&of("2"))), Stage::WentBack(_)));
+        assert!(matches!(UpgradeRecord::default().stage(Some(&of("2"))), UpgradeStage::WentBack(_)));
     }
 }

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use prepull_api::enroll::hex;
-use prepull_delta::make::{Resources, Root, TarFile, make};
-use prepull_delta::{Limits, Sources, apply};
+use prepull_delta::make::{Resources, Root, TarFile, make_diff};
+use prepull_delta::{ApplyLimits, OldRootFiles, apply_diff};
 use ring::digest::{Context, SHA256};
 
 type Measured = Result<(), Box<dyn std::error::Error>>;
@@ -34,7 +34,7 @@ fn measure_make(old: &str, new: &str, diff: &str) -> Measured {
     let mut out = File::options().read(true).write(true).create(true).truncate(true).open(diff)?;
     let threads = std::thread::available_parallelism()?.get();
     let settings = Resources { threads, memory: 1 << 30 };
-    let made = make(&Root::read(vec![&old])?, &new, &mut out, &settings, &mut |_| {})?;
+    let made = make_diff(&Root::read(vec![&old])?, &new, &mut out, &settings, &mut |_| {})?;
     print!("{}", made.size);
     print_usage(begun)?;
     println!();
@@ -47,8 +47,8 @@ fn measure_make(old: &str, new: &str, diff: &str) -> Measured {
 fn measure_apply(directory: &str, diff: &str) -> Measured {
     let begun = Instant::now();
     let mut out = Hashing(Context::new(&SHA256));
-    let limits = Limits { output: u64::MAX };
-    let applied = apply(File::open(diff)?, &mut UnpackedImage(directory.into()), &mut out, &limits)?;
+    let limits = ApplyLimits { output: u64::MAX };
+    let applied = apply_diff(File::open(diff)?, &mut UnpackedImage(directory.into()), &mut out, &limits)?;
     print!("{}", applied.written);
     print_usage(begun)?;
     let digest = out.0.finish();
@@ -59,7 +59,7 @@ fn measure_apply(directory: &str, diff: &str) -> Measured {
 /// An unpacked image.
 struct UnpackedImage(PathBuf);
 
-impl Sources for UnpackedImage {
+impl OldRootFiles for UnpackedImage {
     type File = File;
 
     fn open(&mut self, path: &[u8]) -> io::Result<File> {

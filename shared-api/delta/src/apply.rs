@@ -37,7 +37,7 @@ const OPEN_WORK: u64 = 128;
 const BYTES_A_WORK: u64 = 64;
 
 /// The files of the old image, by their path in its root file system.
-pub trait Sources {
+pub trait OldRootFiles {
     /// A file that is open.
     type File: Read + Seek;
 
@@ -50,12 +50,12 @@ pub trait Sources {
 
 /// Limits of one application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ApplyLimits {
     /// Most bytes that are written.
     pub output: u64,
 }
 
-impl Limits {
+impl ApplyLimits {
     /// Factor from the compressed layer to its tar where the delta doesn't announce the size. Text and zeros may compress
     /// this well, and no layer of programs does.
     const RATIO: u64 = 64;
@@ -105,7 +105,7 @@ pub enum ApplyError {
     /// The result can't be written.
     #[error("cannot write the layer: {0}")]
     Output(#[source] io::Error),
-    /// The result is larger than [`Limits::output`].
+    /// The result is larger than [`ApplyLimits::output`].
     #[error("the diff makes more than the {0} bytes that the layer may have")]
     TooLarge(u64),
 }
@@ -147,11 +147,11 @@ impl Op {
 ///
 /// # Errors
 /// See [`ApplyError`]. The way out is always the real layer.
-pub fn apply<S: Sources>(
+pub fn apply_diff<S: OldRootFiles>(
     diff: impl Read,
     sources: &mut S,
     out: &mut impl Write,
-    limits: &Limits,
+    limits: &ApplyLimits,
 ) -> Result<Applied, ApplyError> {
     let mut input = OperationReader::new(diff)?;
     let mut output = BoundedOutput::new(out, limits.output);
@@ -161,7 +161,7 @@ pub fn apply<S: Sources>(
     while let Some(byte) = input.next_byte()? {
         let op = Op::parse(byte, input.version())?;
         work += if op == Op::Open { OPEN_WORK } else { 1 };
-        if work > FREE_WORK + output.written() / 2 {
+        if work > FREE_WORK + output.bytes_written() / 2 {
             return Err(ApplyError::malformed("its operations make next to nothing"));
         }
         let size = input.read_varint()?;
@@ -177,7 +177,7 @@ pub fn apply<S: Sources>(
             Op::Open => {
                 // The old one first: no two files of an image are open at once.
                 drop(source.take());
-                let path = path::normalize(&input.read_path(size)?)?;
+                let path = path::normalize_path(&input.read_path(size)?)?;
                 source = Some(OpenSource::open(sources, path)?);
             }
             Op::Copy => {
@@ -213,7 +213,7 @@ pub fn apply<S: Sources>(
         }
     }
     output.flush()?;
-    Ok(Applied { written: output.written(), reused })
+    Ok(Applied { written: output.bytes_written(), reused })
 }
 
 /// Does something for each piece of a size.

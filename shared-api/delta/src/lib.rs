@@ -16,4 +16,4 @@ mod apply;
 pub mod make;
 pub mod manifest;
 
-pub use apply::{Applied, ApplyError, Limits, Sources, apply};
+pub use apply::{Applied, ApplyError, ApplyLimits, OldRootFiles, apply_diff};

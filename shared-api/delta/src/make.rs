@@ -24,7 +24,7 @@ mod writer;
 use std::io::{self, Read, Seek, Write};
 
 use crate::apply::ApplyError;
-use index::OldFiles;
+use index::OldFileIndex;
 pub use plan::{Cause, Unshrunk};
 use plan::{FilePlan, Planner};
 pub use root::Root;
@@ -83,7 +83,7 @@ pub enum MakeError {
 ///
 /// # Errors
 /// See [`MakeError`].
-pub fn make(
+pub fn make_diff(
     old: &Root<'_>,
     new: &dyn Tar,
     out: &mut (impl Read + Write + Seek),
@@ -98,7 +98,7 @@ pub fn make(
         Ok(())
     })
     .map_err(MakeError::Tar)?;
-    let planner = Planner { old, new, index: OldFiles::new(old.files()) };
+    let planner = Planner { old, new, index: OldFileIndex::new(old.files()) };
     let mut writer = DiffWriter::new(&mut *out, settings.threads).map_err(MakeError::Output)?;
     let (mut done, mut unshrunk) = (0, Vec::new());
     pool::in_order(

@@ -9,7 +9,7 @@ use prepull_api::sites::is_digest;
 use serde::Deserialize;
 
 #[cfg(feature = "make")]
-pub use draft::{Blob, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused};
+pub use draft::{Draft, DraftBlob, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused};
 
 /// `artifactType` of a delta.
 pub const ARTIFACT_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";
@@ -99,7 +99,7 @@ impl Offer {
         }
         let size = check_size("size", size)?;
         if size > MAX_MANIFEST as u64 {
-            return Err(wrong("size", format!("{size} bytes, of at most {MAX_MANIFEST}")));
+            return Err(field_error("size", format!("{size} bytes, of at most {MAX_MANIFEST}")));
         }
         Ok(Some(Self {
             digest: check_digest("digest", digest)?,
@@ -153,23 +153,28 @@ impl DeltaManifest {
     /// It's too large, or of another kind, or a field that we use is missing or malformed.
     pub fn parse(content: &[u8]) -> Result<Self, ManifestError> {
         if content.len() > MAX_MANIFEST {
-            return Err(wrong("manifest", format!("{} bytes, of at most {MAX_MANIFEST}", content.len())));
+            return Err(field_error(
+                "manifest",
+                format!("{} bytes, of at most {MAX_MANIFEST}", content.len()),
+            ));
         }
         let mut json = serde_json::Deserializer::from_slice(content);
         let raw: RawManifest = serde_path_to_error::deserialize(&mut json)
-            .map_err(|error| wrong(&error.path().to_string(), error.inner().to_string()))?;
-        json.end().map_err(|error| wrong("manifest", error.to_string()))?;
+            .map_err(|error| field_error(&error.path().to_string(), error.inner().to_string()))?;
+        json.end().map_err(|error| field_error("manifest", error.to_string()))?;
         let RawManifest { artifact_type, subject, layers, annotations } = raw;
         match artifact_type.as_deref() {
             Some(ARTIFACT_TYPE) => {}
-            None => return Err(wrong("artifactType", "is missing".to_owned())),
-            Some(other) => return Err(wrong("artifactType", format!("{other:.100?}, not {ARTIFACT_TYPE}"))),
+            None => return Err(field_error("artifactType", "is missing".to_owned())),
+            Some(other) => {
+                return Err(field_error("artifactType", format!("{other:.100?}, not {ARTIFACT_TYPE}")));
+            }
         }
         let annotations = annotations.unwrap_or_default();
         let target = required_digest(&annotations, "annotations", TARGET)?;
         if let Some(subject) = subject.filter(|subject| subject.digest != target) {
             let problem = format!("{:.100?}, not the target {target}", subject.digest);
-            return Err(wrong("subject.digest", problem));
+            return Err(field_error("subject.digest", problem));
         }
         Ok(Self {
             source_config: required_digest(&annotations, "annotations", SOURCE_CONFIG)?,
@@ -211,7 +216,7 @@ struct RawDescriptor {
 
 fn read_layers(raw: &[RawDescriptor], target: &str) -> Result<Vec<DeltaLayer>, ManifestError> {
     if raw.len() > MAX_LAYERS {
-        return Err(wrong("layers", format!("{} layers, of at most {MAX_LAYERS}", raw.len())));
+        return Err(field_error("layers", format!("{} layers, of at most {MAX_LAYERS}", raw.len())));
     }
     let none = BTreeMap::new();
     let (mut layers, mut seen, mut has_manifest) = (Vec::new(), HashSet::new(), false);
@@ -220,7 +225,7 @@ fn read_layers(raw: &[RawDescriptor], target: &str) -> Result<Vec<DeltaLayer>, M
         let annotations = annotations.as_ref().unwrap_or(&none);
         match annotations.get(CONTENT).map(String::as_str) {
             Some(IMAGE_MANIFEST) if digest != target => {
-                return Err(wrong(&at("digest"), format!("{digest:.100?}, not the target {target}")));
+                return Err(field_error(&at("digest"), format!("{digest:.100?}, not the target {target}")));
             }
             Some(IMAGE_MANIFEST) => has_manifest = true,
             Some(IMAGE_LAYER) => {
@@ -232,7 +237,7 @@ fn read_layers(raw: &[RawDescriptor], target: &str) -> Result<Vec<DeltaLayer>, M
                     uncompressed: read_size(annotations, &at("annotations"), UNCOMPRESSED_SIZE)?,
                 };
                 if !seen.insert(layer.to.clone()) {
-                    return Err(wrong(&at(&format!("annotations.{TO}")), "stands twice".to_owned()));
+                    return Err(field_error(&at(&format!("annotations.{TO}")), "stands twice".to_owned()));
                 }
                 layers.push(layer);
             }
@@ -240,7 +245,7 @@ fn read_layers(raw: &[RawDescriptor], target: &str) -> Result<Vec<DeltaLayer>, M
             _ => {}
         }
     }
-    if has_manifest { Ok(layers) } else { Err(wrong("layers", format!("no {IMAGE_MANIFEST}"))) }
+    if has_manifest { Ok(layers) } else { Err(field_error("layers", format!("no {IMAGE_MANIFEST}"))) }
 }
 
 fn required_digest(
@@ -248,7 +253,7 @@ fn required_digest(
     at: &str,
     name: &str,
 ) -> Result<String, ManifestError> {
-    let missing = || wrong(&format!("{at}.{name}"), "is missing".to_owned());
+    let missing = || field_error(&format!("{at}.{name}"), "is missing".to_owned());
     read_digest(annotations, at, name)?.ok_or_else(missing)
 }
 
@@ -264,7 +269,7 @@ fn check_digest(field: &str, digest: &str) -> Result<String, ManifestError> {
     if is_digest(digest) {
         Ok(digest.to_owned())
     } else {
-        Err(wrong(field, format!("{digest:.100?} is no digest of SHA-256")))
+        Err(field_error(field, format!("{digest:.100?} is no digest of SHA-256")))
     }
 }
 
@@ -275,7 +280,8 @@ fn read_size(
 ) -> Result<Option<u64>, ManifestError> {
     let Some(text) = annotations.get(name) else { return Ok(None) };
     let field = format!("{at}.{name}");
-    let size = text.parse().map_err(|_| wrong(&field, format!("{text:.100?} is no number of bytes")))?;
+    let size =
+        text.parse().map_err(|_| field_error(&field, format!("{text:.100?} is no number of bytes")))?;
     check_size(&field, size).map(Some)
 }
 
@@ -283,11 +289,11 @@ fn check_size(field: &str, size: u64) -> Result<u64, ManifestError> {
     if size <= MAX_SIZE {
         Ok(size)
     } else {
-        Err(wrong(field, format!("{size} bytes, of at most {MAX_SIZE}")))
+        Err(field_error(field, format!("{size} bytes, of at most {MAX_SIZE}")))
     }
 }
 
-fn wrong(field: &str, problem: String) -> ManifestError {
+fn field_error(field: &str, problem: String) -> ManifestError {
     ManifestError { field: field.to_owned(), problem }
 }
 

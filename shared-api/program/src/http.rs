@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::to_prometheus_text;
-use crate::places::{Loses, Place, Places};
+use crate::places::{ConnectionPlace, ConnectionPlaces, Loses};
 
 /// A client that takes longer to send its request is disconnected.
 const HEADER_DEADLINE: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const ACCEPT_BATCH: usize = 64;
 
 /// An answer: its status, its content type, and its text.
-pub type Answer = (StatusCode, &'static str, String);
+pub type HttpAnswer = (StatusCode, &'static str, String);
 
 /// The content type of plain text.
 pub const TEXT: &str = "text/plain; charset=utf-8";
@@ -42,7 +42,7 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers with metrics, which are given in the text format of OpenMetrics, in that or the older one: as the client accepts.
-pub fn answer_metrics(headers: &HeaderMap, openmetrics: String) -> Answer {
+pub fn answer_metrics(headers: &HeaderMap, openmetrics: String) -> HttpAnswer {
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     if accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text")) {
         (StatusCode::OK, OPENMETRICS, openmetrics)
@@ -61,7 +61,7 @@ pub async fn serve_connections<F>(
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
-    let places = Places::new(connections, Loses::Oldest);
+    let places = ConnectionPlaces::new(connections, Loses::Oldest);
     let mut in_a_row = 0;
     loop {
         let accepted = tokio::select! {
@@ -86,9 +86,9 @@ pub async fn serve_connections<F>(
 }
 
 /// Ends a connection at its deadline, or when its place is lost.
-async fn limit(mut place: Place, connection: impl Future<Output = ()>) {
+async fn limit(mut place: ConnectionPlace, connection: impl Future<Output = ()>) {
     tokio::select! {
-        () = place.lost() => {}
+        () = place.wait_for_loss() => {}
         _ = timeout(CONNECTION_DEADLINE, connection) => {}
     }
 }
@@ -97,7 +97,7 @@ async fn limit(mut place: Place, connection: impl Future<Output = ()>) {
 pub async fn answer_request<S, F>(stream: S, answer: impl Fn(Request<Incoming>) -> F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    F: Future<Output = Answer>,
+    F: Future<Output = HttpAnswer>,
 {
     let service = hyper::service::service_fn(|request| {
         let answering = answer(request);

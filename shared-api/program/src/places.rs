@@ -14,9 +14,9 @@ use tokio::sync::oneshot;
 
 /// Where a connection comes from: an IPv4 address, or the /64 of an IPv6 address, which one host has to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Source(IpAddr);
+pub struct ConnectionSource(IpAddr);
 
-impl From<IpAddr> for Source {
+impl From<IpAddr> for ConnectionSource {
     fn from(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -36,9 +36,9 @@ pub enum Loses {
 
 /// A bounded number of places. All clones share them.
 #[derive(Clone, Debug)]
-pub struct Places(Arc<Mutex<Book>>);
+pub struct ConnectionPlaces(Arc<Mutex<Book>>);
 
-impl Places {
+impl ConnectionPlaces {
     /// Creates `capacity` free places.
     pub fn new(capacity: usize, loses: Loses) -> Self {
         let book =
@@ -46,8 +46,8 @@ impl Places {
         Self(Arc::new(Mutex::new(book)))
     }
 
-    /// Takes a place. It may be lost again at any time, even at once: see [`Place::lost`].
-    pub fn take(&self, source: Source) -> Place {
+    /// Takes a place. It may be lost again at any time, even at once: see [`ConnectionPlace::wait_for_loss`].
+    pub fn take(&self, source: ConnectionSource) -> ConnectionPlace {
         let (holder, lost) = oneshot::channel();
         let (number, evicted) = {
             let mut book = self.lock();
@@ -56,7 +56,7 @@ impl Places {
         };
         // Wakes the task that has lost its place, without the lock.
         drop(evicted);
-        Place { places: self.clone(), source, number, lost }
+        ConnectionPlace { places: self.clone(), source, number, lost }
     }
 
     /// The number of places that are taken.
@@ -72,22 +72,22 @@ impl Places {
 
 /// A place, until it is dropped.
 #[derive(Debug)]
-pub struct Place {
-    places: Places,
-    source: Source,
+pub struct ConnectionPlace {
+    places: ConnectionPlaces,
+    source: ConnectionSource,
     number: u64,
     lost: oneshot::Receiver<()>,
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Waits until another connection gets the place.
-    pub async fn lost(&mut self) {
+    pub async fn wait_for_loss(&mut self) {
         // Nothing is ever sent: the other half is dropped.
         let _ = (&mut self.lost).await;
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let left = self.places.lock().leave(self.source, self.number);
         drop(left);
@@ -102,13 +102,13 @@ struct Book {
     taken: usize,
     /// The number of the next place: older places have lower numbers.
     next: u64,
-    sources: HashMap<Source, BTreeMap<u64, oneshot::Sender<()>>>,
+    sources: HashMap<ConnectionSource, BTreeMap<u64, oneshot::Sender<()>>>,
     /// Each source by its number of places, and by the age of the oldest of them. The last one loses.
-    by_size: BTreeSet<(usize, Reverse<u64>, Source)>,
+    by_size: BTreeSet<(usize, Reverse<u64>, ConnectionSource)>,
 }
 
 impl Book {
-    fn enter(&mut self, source: Source, holder: oneshot::Sender<()>) -> u64 {
+    fn enter(&mut self, source: ConnectionSource, holder: oneshot::Sender<()>) -> u64 {
         let number = self.next;
         self.next += 1;
         self.change(source, |places| {
@@ -119,7 +119,7 @@ impl Book {
     }
 
     /// Removes the place, unless it has been lost already.
-    fn leave(&mut self, source: Source, number: u64) -> Option<oneshot::Sender<()>> {
+    fn leave(&mut self, source: ConnectionSource, number: u64) -> Option<oneshot::Sender<()>> {
         let left = self.change(source, |places| places.remove(&number));
         self.taken -= usize::from(left.is_some());
         left
@@ -141,7 +141,7 @@ impl Book {
     /// Changes the places of a source, and keeps its rank.
     fn change<T>(
         &mut self,
-        source: Source,
+        source: ConnectionSource,
         change: impl FnOnce(&mut BTreeMap<u64, oneshot::Sender<()>>) -> T,
     ) -> T {
         let rank = |places: &BTreeMap<u64, _>| {
@@ -169,17 +169,17 @@ mod tests {
 
     use super::*;
 
-    fn source(last: u8) -> Source {
+    fn source(last: u8) -> ConnectionSource {
         IpAddr::V4(Ipv4Addr::new(192, 0, 2, last)).into()
     }
 
-    fn is_lost(place: &mut Place) -> bool {
-        place.lost().now_or_never().is_some()
+    fn is_lost(place: &mut ConnectionPlace) -> bool {
+        place.wait_for_loss().now_or_never().is_some()
     }
 
     #[test]
     fn one_hosts_addresses_are_one_source() {
-        let of = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+        let of = |text: &str| ConnectionSource::from(text.parse::<IpAddr>().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::2"));
         assert_ne!(of("2001:db8:0:1::1"), of("2001:db8::1"));
         assert_eq!(of("::ffff:192.0.2.1"), source(1));
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn the_source_with_the_most_places_loses_its_oldest() {
-        let places = Places::new(4, Loses::Oldest);
+        let places = ConnectionPlaces::new(4, Loses::Oldest);
         let mut honest = places.take(source(1));
         let mut flood: Vec<_> = (0..100).map(|_| places.take(source(66))).collect();
         assert_eq!(places.taken(), 4);
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn of_equal_sources_the_one_that_came_first_loses() {
-        let places = Places::new(3, Loses::Oldest);
+        let places = ConnectionPlaces::new(3, Loses::Oldest);
         let mut taken: Vec<_> = (1..=3).map(|last| places.take(source(last))).collect();
         let mut fourth = places.take(source(4));
         assert!(is_lost(&mut taken[0]) && !is_lost(&mut taken[1]) && !is_lost(&mut fourth));
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn waiting_for_us_costs_no_place() {
-        let places = Places::new(3, Loses::Newest);
+        let places = ConnectionPlaces::new(3, Loses::Newest);
         let mut first: Vec<_> = (0..3).map(|_| places.take(source(1))).collect();
         // More of the same source: it is the newest itself.
         assert!(is_lost(&mut places.take(source(1))));

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 /// Aligns columns, `gap` spaces apart and without trailing spaces. kubectl has a gap of three.
-pub fn align<R: AsRef<[String]>>(rows: &[R], gap: usize) -> String {
+pub fn align_columns<R: AsRef<[String]>>(rows: &[R], gap: usize) -> String {
     let cells = || rows.iter().map(AsRef::as_ref);
     let columns = cells().map(<[String]>::len).max().unwrap_or(0);
     let width = |column: usize| cells().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();

@@ -22,7 +22,7 @@ impl Reach {
     /// Why the address must not be connected to, as "a … address".
     pub(crate) fn refuses(self, address: IpAddr) -> Option<&'static str> {
         let Self::Led { loopback } = self else { return None };
-        let class = class(address)?;
+        let class = address_class(address)?;
         (class != LOOPBACK || !loopback).then_some(class)
     }
 }
@@ -40,7 +40,7 @@ const METADATA_V6: [Ipv6Addr; 2] = [
     Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),  // Google Cloud
 ];
 
-fn class(address: IpAddr) -> Option<&'static str> {
+fn address_class(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) => class_v4(v4),
         IpAddr::V6(v6) => class_v6(v6),

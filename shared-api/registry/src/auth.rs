@@ -15,7 +15,7 @@ use ring::digest::{Context, SHA256};
 use zeroize::Zeroizing;
 
 pub(crate) use challenge::{Challenge, Scheme, parse};
-pub(crate) use token::{Demand, fetch};
+pub(crate) use token::{Demand, fetch_token};
 
 /// Most tokens that are kept, over all registries, repositories and credentials.
 const MAX_TOKENS: usize = 512;
@@ -33,17 +33,17 @@ pub(crate) struct TokenKey {
 
 /// Tokens that are still valid, in memory only.
 #[derive(Default)]
-pub(crate) struct Tokens(Mutex<HashMap<TokenKey, Token>>);
+pub(crate) struct TokenCache(Mutex<HashMap<TokenKey, RegistryToken>>);
 
 #[derive(Clone)]
-pub(crate) struct Token {
+pub(crate) struct RegistryToken {
     /// The whole value of `Authorization`.
     pub(crate) authorization: HeaderValue,
     /// Without an end it is used until the registry refuses it.
     pub(crate) until: Option<Instant>,
 }
 
-impl Tokens {
+impl TokenCache {
     pub(crate) fn get(&self, key: &TokenKey) -> Option<HeaderValue> {
         let tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let token = tokens.get(key)?;
@@ -51,7 +51,7 @@ impl Tokens {
         valid.then(|| token.authorization.clone())
     }
 
-    pub(crate) fn put(&self, key: TokenKey, token: Token) {
+    pub(crate) fn put(&self, key: TokenKey, token: RegistryToken) {
         let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if tokens.len() >= MAX_TOKENS {
             let now = Instant::now();
@@ -81,21 +81,21 @@ pub(crate) fn fingerprint(credential: Option<&RegistryCredential>) -> [u8; 32] {
 }
 
 /// `Basic` with user and password. `None` if one of them is missing.
-pub(crate) fn basic(credential: &RegistryCredential) -> Option<HeaderValue> {
+pub(crate) fn basic_auth(credential: &RegistryCredential) -> Option<HeaderValue> {
     let RegistryCredential { username, password, .. } = credential;
     if username.is_empty() || password.is_empty() {
         return None;
     }
     let plain = Zeroizing::new(format!("{}:{}", username.expose(), password.expose()));
-    secret(&Zeroizing::new(format!("Basic {}", STANDARD.encode(plain.as_bytes()))))
+    secret_header(&Zeroizing::new(format!("Basic {}", STANDARD.encode(plain.as_bytes()))))
 }
 
 /// `Bearer` with a token. `None` if it cannot be sent.
-pub(crate) fn bearer(token: &Sensitive) -> Option<HeaderValue> {
-    secret(&Zeroizing::new(format!("Bearer {}", token.expose())))
+pub(crate) fn bearer_auth(token: &Sensitive) -> Option<HeaderValue> {
+    secret_header(&Zeroizing::new(format!("Bearer {}", token.expose())))
 }
 
-fn secret(text: &str) -> Option<HeaderValue> {
+fn secret_header(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
     Some(value)

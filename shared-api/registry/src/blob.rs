@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::body;
-use crate::error::{Kind, RegistryError};
+use crate::error::{ErrorKind, RegistryError};
 use crate::least_rate::LeastRate;
 
 /// An endpoint of a registry, so that one that has sent wrong content can be avoided.
@@ -58,7 +58,7 @@ impl BlobStream {
         let host = HostId(who.to_owned());
         let offset = begins_at(&response, asked, size).ok_or_else(|| {
             RegistryError::new(
-                Kind::Protocol,
+                ErrorKind::Protocol,
                 format!("{host}: it answers something else than what was asked"),
             )
         })?;
@@ -97,7 +97,7 @@ impl BlobStream {
         if let Some(least) = &mut self.least_rate {
             let bytes = chunk.as_ref().and_then(|chunk| chunk.as_ref().ok()).map_or(0, Bytes::len);
             if let Some(what) = least.count(since.elapsed(), bytes) {
-                let error = failed(Kind::TooSlow, &format!("{what}, and there is another endpoint"));
+                let error = failed(ErrorKind::TooSlow, &format!("{what}, and there is another endpoint"));
                 (self.body, self.has_stalled) = (None, true);
                 return Some(Err(error));
             }
@@ -116,7 +116,7 @@ impl BlobStream {
             None => {
                 self.body = None;
                 Some(Err(failed(
-                    Kind::Unreachable,
+                    ErrorKind::Unreachable,
                     &format!("it ended {} bytes before its end", self.missing),
                 )))
             }

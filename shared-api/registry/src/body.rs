@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use crate::error::{Kind, RegistryError, chain};
+use crate::error::{ErrorKind, RegistryError, error_chain};
 
 /// Longest silence in the middle of a body.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
@@ -22,10 +22,12 @@ pub(crate) async fn next(body: &mut Incoming) -> Option<Result<Bytes, RegistryEr
         let frame = match timeout(IDLE, body.frame()).await {
             Err(_) => {
                 let message = format!("no byte for {} s", IDLE.as_secs());
-                return Some(Err(RegistryError::new(Kind::Unreachable, message)));
+                return Some(Err(RegistryError::new(ErrorKind::Unreachable, message)));
             }
             Ok(None) => return None,
-            Ok(Some(Err(error))) => return Some(Err(RegistryError::new(Kind::Unreachable, chain(&error)))),
+            Ok(Some(Err(error))) => {
+                return Some(Err(RegistryError::new(ErrorKind::Unreachable, error_chain(&error))));
+            }
             Ok(Some(Ok(frame))) => frame,
         };
         // Trailers say nothing that counts.
@@ -38,9 +40,10 @@ pub(crate) async fn next(body: &mut Incoming) -> Option<Result<Bytes, RegistryEr
 }
 
 /// Reads a body of at most `limit` bytes.
-pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Result<Vec<u8>, RegistryError> {
+pub(crate) async fn read_body(response: Response<Incoming>, limit: usize) -> Result<Vec<u8>, RegistryError> {
     refuse_encoded(&response)?;
-    let too_large = || RegistryError::new(Kind::Protocol, format!("its answer is larger than {limit} bytes"));
+    let too_large =
+        || RegistryError::new(ErrorKind::Protocol, format!("its answer is larger than {limit} bytes"));
     let announced = content_length(&response);
     if announced.is_some_and(|length| length > limit as u64) {
         return Err(too_large());
@@ -57,8 +60,9 @@ pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Result<V
         }
         Ok(())
     };
-    let slow =
-        |_| RegistryError::new(Kind::Unreachable, format!("no whole answer within {} s", WHOLE.as_secs()));
+    let slow = |_| {
+        RegistryError::new(ErrorKind::Unreachable, format!("no whole answer within {} s", WHOLE.as_secs()))
+    };
     timeout(WHOLE, all).await.map_err(slow)??;
     Ok(bytes)
 }
@@ -67,7 +71,7 @@ pub(crate) async fn read(response: Response<Incoming>, limit: usize) -> Result<V
 pub(crate) fn refuse_encoded(response: &Response<Incoming>) -> Result<(), RegistryError> {
     match response.headers().get(CONTENT_ENCODING) {
         Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => Err(RegistryError::new(
-            Kind::Protocol,
+            ErrorKind::Protocol,
             "its answer is compressed, although the request didn't accept that",
         )),
         _ => Ok(()),

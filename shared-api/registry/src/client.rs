@@ -6,16 +6,16 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::NormalizedReference;
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 
-use crate::auth::Tokens;
+use crate::auth::TokenCache;
 use crate::error::RegistryError;
 use crate::hosts::{self, HostsFiles};
 use crate::proxy::Proxies;
-use crate::repository::{Repository, Shared};
+use crate::repository::{Repository, SharedClient};
 use crate::transport::Transport;
 
 /// The settings of the client's surroundings.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct ClientSettings {
     /// Where the endpoints of registries are written.
     pub hosts: HostsFiles,
     /// `User-Agent` of each request.
@@ -29,17 +29,17 @@ pub struct Settings {
 /// A client of registries. Cheap to clone; the clones share connections and tokens.
 #[derive(Clone)]
 pub struct RegistryClient {
-    shared: Arc<Shared>,
+    shared: Arc<SharedClient>,
     hosts: Arc<HostsFiles>,
 }
 
 impl RegistryClient {
     /// Makes a client. It connects to nothing yet.
-    pub fn new(settings: Settings) -> Self {
-        let Settings { hosts, user_agent, proxies, time } = settings;
+    pub fn new(settings: ClientSettings) -> Self {
+        let ClientSettings { hosts, user_agent, proxies, time } = settings;
         let time = time.unwrap_or_else(|| Arc::new(DefaultTimeProvider));
         let transport = Transport::new(proxies, &user_agent, time);
-        let shared = Shared { transport, tokens: Tokens::default() };
+        let shared = SharedClient { transport, tokens: TokenCache::default() };
         Self { shared: Arc::new(shared), hosts: Arc::new(hosts) }
     }
 

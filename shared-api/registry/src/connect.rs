@@ -40,7 +40,7 @@ pub(crate) struct Peer {
 pub(crate) struct Connector(Arc<Inner>);
 
 struct Inner {
-    direct: HttpConnector<Checked>,
+    direct: HttpConnector<CheckedResolver>,
     to_proxy: HttpConnector,
     tls: TlsConnector,
     proxies: Arc<Proxies>,
@@ -55,7 +55,8 @@ impl Connector {
         dial: Duration,
         receive_buffer: Option<usize>,
     ) -> Self {
-        let mut direct = HttpConnector::new_with_resolver(Checked { resolver: GaiResolver::new(), reach });
+        let mut direct =
+            HttpConnector::new_with_resolver(CheckedResolver { resolver: GaiResolver::new(), reach });
         let mut to_proxy = HttpConnector::new();
         // Linux takes twice as much, for what it needs itself, and fills nearly all of it with large packets.
         let receive_buffer = receive_buffer.map(|bytes| bytes / 2);
@@ -97,8 +98,8 @@ impl Inner {
             return Err(ConnectError::Refused { host, address, class });
         }
         let secure = uri.scheme_str() == Some("https");
-        let (tcp, proxied) = match self.proxies.of(&uri) {
-            None => (self.dial(uri).await?, false),
+        let (tcp, proxied) = match self.proxies.for_uri(&uri) {
+            None => (self.dial_direct(uri).await?, false),
             Some(proxy) => (self.dial_proxy(proxy, uri, secure).await?, true),
         };
         let peer = if proxied { None } else { tcp.peer_addr().ok() };
@@ -113,11 +114,12 @@ impl Inner {
         Ok(Stream { io: TokioIo::new(Box::new(io)), peer, absolute_form: false })
     }
 
-    async fn dial(&self, uri: Uri) -> Result<TcpStream, ConnectError> {
+    async fn dial_direct(&self, uri: Uri) -> Result<TcpStream, ConnectError> {
         match self.direct.clone().call(uri).await {
             Ok(io) => Ok(io.into_inner()),
             Err(error) => {
-                Err(find_refusal(&error).unwrap_or_else(|| ConnectError::Tcp(crate::error::chain(&error))))
+                Err(find_refusal(&error)
+                    .unwrap_or_else(|| ConnectError::Tcp(crate::error::error_chain(&error))))
             }
         }
     }
@@ -126,21 +128,21 @@ impl Inner {
         if tunnel {
             return proxy.tunnel(self.to_proxy.clone(), uri).await;
         }
-        proxy.check()?;
+        proxy.check_scheme()?;
         let io = self.to_proxy.clone().call(proxy.uri.clone()).await;
-        Ok(io.map_err(|error| proxy.failed(crate::error::chain(&error)))?.into_inner())
+        Ok(io.map_err(|error| proxy.connect_error(crate::error::error_chain(&error)))?.into_inner())
     }
 }
 
 /// Resolves names, and leaves out the addresses that must not be reached: checked here, a name cannot change its address
 /// between the check and the connection.
 #[derive(Clone)]
-struct Checked {
+struct CheckedResolver {
     resolver: GaiResolver,
     reach: Reach,
 }
 
-impl Service<Name> for Checked {
+impl Service<Name> for CheckedResolver {
     type Response = std::vec::IntoIter<SocketAddr>;
     type Error = Box<dyn std::error::Error + Send + Sync>;
     type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;

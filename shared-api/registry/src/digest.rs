@@ -3,7 +3,7 @@
 use prepull_api::enroll::hex;
 use ring::digest::{Algorithm, Context, SHA256, SHA384, SHA512};
 
-use crate::error::{Kind, RegistryError};
+use crate::error::{ErrorKind, RegistryError};
 
 /// The computation of a digest while the content arrives.
 pub struct Hasher {
@@ -49,13 +49,14 @@ pub fn is_digest(text: &str) -> bool {
 }
 
 /// Refuses content that does not have the digest.
-pub(crate) fn check(content: &[u8], digest: &str, of: &str) -> Result<(), RegistryError> {
-    let malformed =
-        || RegistryError::new(Kind::Protocol, format!("{of} has the digest {digest:.100?}, which is none"));
+pub(crate) fn check_digest(content: &[u8], digest: &str, of: &str) -> Result<(), RegistryError> {
+    let malformed = || {
+        RegistryError::new(ErrorKind::Protocol, format!("{of} has the digest {digest:.100?}, which is none"))
+    };
     let mut hasher = Hasher::expecting(digest).ok_or_else(malformed)?;
     hasher.update(content);
     if hasher.matches() {
         return Ok(());
     }
-    Err(RegistryError::new(Kind::DigestMismatch, format!("{of} does not have the digest {digest}")))
+    Err(RegistryError::new(ErrorKind::DigestMismatch, format!("{of} does not have the digest {digest}")))
 }

@@ -6,7 +6,7 @@ use prepull_api::wire::truncate_reason;
 
 /// The meaning of a failure for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The registry refuses this credential, or asks for one.
     Unauthorized,
     /// The registry has no such manifest or blob, or hides it from this credential.
@@ -39,7 +39,7 @@ pub enum Kind {
     Unsupported,
 }
 
-impl Kind {
+impl ErrorKind {
     /// The wait that the registry asks for.
     pub fn retry_after(self) -> Option<Duration> {
         match self {
@@ -62,14 +62,14 @@ impl Kind {
 #[error("{message}")]
 pub struct RegistryError {
     /// What the failure means.
-    pub kind: Kind,
+    pub kind: ErrorKind,
     /// One line for a person, without secrets and without queries of URLs.
     pub message: String,
 }
 
 impl RegistryError {
     /// An error with this message, joined into one line of bounded length. The message must not have a URL with a query.
-    pub(crate) fn new(kind: Kind, message: impl AsRef<str>) -> Self {
+    pub(crate) fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
         let words: Vec<&str> =
             message.as_ref().split(|c: char| c.is_whitespace() || c.is_control()).collect();
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
@@ -80,16 +80,19 @@ impl RegistryError {
     /// answer more than "not found".
     pub(crate) fn weight(&self) -> u8 {
         match self.kind {
-            Kind::NoConnection | Kind::Unreachable | Kind::TooSlow => 0,
-            Kind::NotFound => 1,
-            Kind::Unauthorized | Kind::RateLimited { .. } | Kind::Server { .. } | Kind::Unsupported => 2,
-            Kind::Protocol | Kind::DigestMismatch | Kind::PlatformMismatch => 3,
+            ErrorKind::NoConnection | ErrorKind::Unreachable | ErrorKind::TooSlow => 0,
+            ErrorKind::NotFound => 1,
+            ErrorKind::Unauthorized
+            | ErrorKind::RateLimited { .. }
+            | ErrorKind::Server { .. }
+            | ErrorKind::Unsupported => 2,
+            ErrorKind::Protocol | ErrorKind::DigestMismatch | ErrorKind::PlatformMismatch => 3,
         }
     }
 }
 
 /// An error and its causes, joined by colons. Leaves out repetitions: some libraries repeat the cause in the error.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {

@@ -1,7 +1,7 @@
 //! The endpoints of a registry, in the order in which containerd would ask them.
 //!
 //! containerd reads them from `hosts.toml` in a directory for each registry, below its `config_path`; we read the same
-//! files. What we cannot honour is an error of the kind [`Kind::Unsupported`], so that the runtime pulls by itself.
+//! files. What we cannot honour is an error of the kind [`ErrorKind::Unsupported`], so that the runtime pulls by itself.
 
 mod file;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use std::time::Duration;
 use http::{HeaderMap, Uri};
 
 use crate::connect::DIAL;
-use crate::error::{Kind, RegistryError};
+use crate::error::{ErrorKind, RegistryError};
 use crate::tls::Tls;
 
 /// Largest hosts.toml that is read.
@@ -37,7 +37,7 @@ impl Capabilities {
 
 /// One place to ask for the content of a registry: a mirror, or the registry itself.
 #[derive(Clone)]
-pub(crate) struct Endpoint {
+pub(crate) struct RegistryEndpoint {
     /// `https` or `http`.
     pub(crate) scheme: String,
     /// Host, with the port if there is one.
@@ -52,7 +52,7 @@ pub(crate) struct Endpoint {
     pub(crate) may_fall_back: bool,
 }
 
-impl Endpoint {
+impl RegistryEndpoint {
     /// Host and port, as messages and [`crate::HostId`] have them.
     pub(crate) fn name(&self) -> &str {
         &self.authority
@@ -60,8 +60,9 @@ impl Endpoint {
 
     pub(crate) fn uri(&self, scheme: &str, path_and_query: &str) -> Result<Uri, RegistryError> {
         let text = format!("{scheme}://{}{}{path_and_query}", self.authority, self.path);
-        let bad =
-            |_| RegistryError::new(Kind::Unsupported, format!("{} is no host to connect to", self.authority));
+        let bad = |_| {
+            RegistryError::new(ErrorKind::Unsupported, format!("{} is no host to connect to", self.authority))
+        };
         text.parse().map_err(bad)
     }
 }
@@ -78,8 +79,8 @@ pub struct HostsFiles {
 }
 
 /// The endpoints of a registry, by the first directory that has something for it.
-pub(crate) fn endpoints(files: &HostsFiles, registry: &str) -> Result<Vec<Endpoint>, RegistryError> {
-    for dir in files.dirs.iter().flat_map(|dir| places(dir, registry)) {
+pub(crate) fn endpoints(files: &HostsFiles, registry: &str) -> Result<Vec<RegistryEndpoint>, RegistryError> {
+    for dir in files.dirs.iter().flat_map(|dir| config_dirs(dir, registry)) {
         if is_there(&dir)? {
             return file::load(&dir, registry, files.ignores_server_alone);
         }
@@ -102,7 +103,7 @@ fn is_there(path: &Path) -> Result<bool, RegistryError> {
 }
 
 /// Where the configuration of a registry may be below one directory.
-fn places(root: &Path, registry: &str) -> Vec<PathBuf> {
+fn config_dirs(root: &Path, registry: &str) -> Vec<PathBuf> {
     let port = registry.rfind(':').filter(|at| *at > 0);
     let spelt = port.map(|at| root.join(format!("{}_{}_", &registry[..at], &registry[at + 1..])));
     spelt.into_iter().chain([root.join(registry), root.join("_default")]).collect()
@@ -124,7 +125,7 @@ pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
 }
 
 fn unsupported(message: impl AsRef<str>) -> RegistryError {
-    RegistryError::new(Kind::Unsupported, message)
+    RegistryError::new(ErrorKind::Unsupported, message)
 }
 
 /// The limit of TCP, where the file has none.

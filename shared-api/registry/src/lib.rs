@@ -32,9 +32,9 @@ mod tls;
 mod transport;
 
 pub use blob::{BlobStream, HostId};
-pub use client::{RegistryClient, Settings};
-pub use error::{Kind, RegistryError};
+pub use client::{ClientSettings, RegistryClient};
+pub use error::{ErrorKind, RegistryError};
 pub use hosts::HostsFiles;
 pub use proxy::{Proxies, Proxy};
-pub use repository::{Chosen, Contents, Open, Place, Repository, Resolved};
+pub use repository::{Chosen, Contents, Open, ReferrerPlace, Repository, ResolvedReference};
 pub use retry_after::retry_after;

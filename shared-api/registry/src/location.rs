@@ -6,7 +6,7 @@ use http::Uri;
 use http::uri::PathAndQuery;
 
 /// The URL that a location names. `None` if it is none of HTTP, or has a user.
-pub(crate) fn join(base: &Uri, location: &str) -> Option<Uri> {
+pub(crate) fn join_url(base: &Uri, location: &str) -> Option<Uri> {
     let location = location.split('#').next().unwrap_or_default();
     let scheme = base.scheme_str()?;
     let authority = base.authority()?;
@@ -94,7 +94,7 @@ mod tests {
             ("https://[fe80::1%25eth0]/", None),
         ] {
             let base = "https://r.example:5000/v2/a/blobs/one?y=1".parse().unwrap();
-            let joined = join(&base, location).map(|uri| uri.to_string());
+            let joined = join_url(&base, location).map(|uri| uri.to_string());
             assert_eq!(joined.as_deref(), expected, "{location}");
         }
     }

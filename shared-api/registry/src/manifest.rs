@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::is_digest;
-use crate::error::{Kind, RegistryError};
+use crate::error::{ErrorKind, RegistryError};
 
 pub use platform::Platform;
 
@@ -114,9 +114,9 @@ pub struct Index {
 impl Manifest {
     /// Reads a manifest, and checks the digests in it.
     pub fn parse(content: &[u8]) -> Result<Self, RegistryError> {
-        let manifest: Self = read(content, "manifest")?;
+        let manifest: Self = parse_json(content, "manifest")?;
         let Self { config, layers, subject, .. } = &manifest;
-        check(layers.iter().chain([config]).chain(subject), "manifest")?;
+        check_digests(layers.iter().chain([config]).chain(subject), "manifest")?;
         Ok(manifest)
     }
 
@@ -130,8 +130,8 @@ impl Manifest {
 impl Index {
     /// Reads an index, and checks the digests in it.
     pub fn parse(content: &[u8]) -> Result<Self, RegistryError> {
-        let index: Self = read(content, "index")?;
-        check(index.manifests.iter(), "index")?;
+        let index: Self = parse_json(content, "index")?;
+        check_digests(index.manifests.iter(), "index")?;
         Ok(index)
     }
 
@@ -174,24 +174,28 @@ pub(crate) fn own_media_type(content: &[u8]) -> Option<String> {
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(content: &'a [u8], what: &str) -> Result<T, RegistryError> {
+fn parse_json<'a, T: Deserialize<'a>>(content: &'a [u8], what: &str) -> Result<T, RegistryError> {
     if content.len() as u64 > MAX_MANIFEST {
         return Err(RegistryError::new(
-            Kind::Protocol,
+            ErrorKind::Protocol,
             format!("the {what} is larger than {MAX_MANIFEST} bytes"),
         ));
     }
-    let malformed = |error| RegistryError::new(Kind::Protocol, format!("the {what} is malformed: {error}"));
+    let malformed =
+        |error| RegistryError::new(ErrorKind::Protocol, format!("the {what} is malformed: {error}"));
     serde_json::from_slice(content).map_err(malformed)
 }
 
-fn check<'a>(descriptors: impl Iterator<Item = &'a Descriptor>, what: &str) -> Result<(), RegistryError> {
+fn check_digests<'a>(
+    descriptors: impl Iterator<Item = &'a Descriptor>,
+    what: &str,
+) -> Result<(), RegistryError> {
     match descriptors.into_iter().find(|descriptor| !is_digest(&descriptor.digest)) {
         None => Ok(()),
         Some(Descriptor { digest, .. }) => {
             let digest: String = digest.chars().take(100).collect();
             Err(RegistryError::new(
-                Kind::Protocol,
+                ErrorKind::Protocol,
                 format!("the {what} names {digest:?}, which is no digest"),
             ))
         }

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use tower::Service;
 
 use crate::connect_error::ConnectError;
-use crate::error::chain;
+use crate::error::error_chain;
 
 /// Most bytes of the head of a proxy's answer. One that refuses may have a page behind it, which we don't read.
 const MAX_ANSWER: usize = 16 << 10;
@@ -73,11 +73,11 @@ enum Exception {
 impl Proxies {
     /// The proxies that the environment of this process names.
     pub fn from_env() -> Self {
-        Self::read(|name| std::env::var(name).ok())
+        Self::from_variables(|name| std::env::var(name).ok())
     }
 
     /// The proxies that an environment names.
-    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let either = |name: &str| {
             let value = |name: String| {
                 let value = variable(&name).filter(|value| !value.is_empty())?;
@@ -95,7 +95,7 @@ impl Proxies {
             proxy
         };
         let (http, https) = (proxy("HTTP_PROXY"), proxy("HTTPS_PROXY"));
-        let except = either("NO_PROXY").map(|(_, text)| exceptions(&text)).unwrap_or_default();
+        let except = either("NO_PROXY").map(|(_, text)| parse_exceptions(&text)).unwrap_or_default();
         Self { http, https, except, unusable }
     }
 
@@ -111,11 +111,11 @@ impl Proxies {
     /// The proxy for a TLS connection to a host, if any. An IPv6 address comes without brackets.
     pub fn of_host(&self, host: &str, port: u16) -> Option<Proxy> {
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-        self.of(&format!("https://{host}:{port}").parse().ok()?).cloned()
+        self.for_uri(&format!("https://{host}:{port}").parse().ok()?).cloned()
     }
 
     /// The proxy for a request, if any.
-    pub fn of(&self, uri: &Uri) -> Option<&Proxy> {
+    pub fn for_uri(&self, uri: &Uri) -> Option<&Proxy> {
         let https = uri.scheme_str() == Some("https");
         let proxy = if https { &self.https } else { &self.http };
         let proxy = proxy.as_ref()?;
@@ -168,7 +168,7 @@ impl Proxy {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
-        let late = || self.failed(format!("no answer within {} s", deadline.as_secs()));
+        let late = || self.connect_error(format!("no answer within {} s", deadline.as_secs()));
         let connected = timeout(deadline, self.tunnel(connector, uri)).await;
         connected.unwrap_or_else(|_| Err(late())).map_err(io::Error::other)
     }
@@ -179,10 +179,10 @@ impl Proxy {
         mut connector: HttpConnector,
         uri: Uri,
     ) -> Result<TcpStream, ConnectError> {
-        self.check()?;
+        self.check_scheme()?;
         let place = uri.authority().map_or("", Authority::as_str);
         let place = if uri.port().is_some() { place.to_owned() } else { format!("{place}:443") };
-        let failed = |error: &(dyn std::error::Error + 'static)| self.failed(chain(error));
+        let failed = |error: &(dyn std::error::Error + 'static)| self.connect_error(error_chain(error));
         let io = connector.call(self.uri.clone()).await.map_err(|error| failed(&error))?;
         let mut request = Request::connect(&place).header(HOST, &place).body(Empty::<Bytes>::new());
         if let (Ok(request), Some(authorization)) = (&mut request, &self.authorization) {
@@ -195,7 +195,7 @@ impl Proxy {
             let response = sender.send_request(request).await.map_err(|error| failed(&error))?;
             let status = response.status();
             if !status.is_success() {
-                return Err(self.failed(explain(status, &place)));
+                return Err(self.connect_error(explain_refusal(status, &place)));
             }
             hyper::upgrade::on(response).await.map_err(|error| failed(&error))
         };
@@ -204,25 +204,25 @@ impl Proxy {
         match connected?.downcast::<TokioIo<TcpStream>>() {
             Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io.into_inner()),
             // The client speaks first in TLS.
-            _ => Err(self.failed(format!("what answers at {place} is no TLS server"))),
+            _ => Err(self.connect_error(format!("what answers at {place} is no TLS server"))),
         }
     }
 
     /// Refuses a scheme that we don't speak.
-    pub(crate) fn check(&self) -> Result<(), ConnectError> {
+    pub(crate) fn check_scheme(&self) -> Result<(), ConnectError> {
         match self.uri.scheme_str().unwrap_or_default() {
             "http" => Ok(()),
             scheme => Err(ConnectError::ProxyScheme(scheme.to_owned())),
         }
     }
 
-    pub(crate) fn failed(&self, cause: String) -> ConnectError {
+    pub(crate) fn connect_error(&self, cause: String) -> ConnectError {
         ConnectError::Proxy { proxy: self.to_string(), cause }
     }
 }
 
 /// Why a proxy doesn't connect us, with the remedy. Some answer 401 to a wrong password, as tinyproxy does.
-fn explain(status: StatusCode, place: &str) -> String {
+fn explain_refusal(status: StatusCode, place: &str) -> String {
     match status {
         StatusCode::PROXY_AUTHENTICATION_REQUIRED | StatusCode::UNAUTHORIZED => {
             format!(
@@ -235,7 +235,7 @@ fn explain(status: StatusCode, place: &str) -> String {
     }
 }
 
-fn exceptions(text: &str) -> Vec<Exception> {
+fn parse_exceptions(text: &str) -> Vec<Exception> {
     let entries = text.split(',').map(|entry| entry.trim().to_ascii_lowercase());
     entries.filter_map(|entry| Exception::parse(&entry)).collect()
 }
@@ -286,13 +286,13 @@ mod tests {
     use super::*;
 
     fn proxies(variables: &[(&str, &str)]) -> Proxies {
-        Proxies::read(|name| {
+        Proxies::from_variables(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         })
     }
 
     fn way(proxies: &Proxies, uri: &str) -> Option<String> {
-        proxies.of(&uri.parse().unwrap()).map(|proxy| proxy.uri.to_string())
+        proxies.for_uri(&uri.parse().unwrap()).map(|proxy| proxy.uri.to_string())
     }
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
     fn a_proxys_user_is_never_printed() {
         let proxies = proxies(&[("HTTPS_PROXY", "http://me:p%40ss@proxy.example:3128")]);
         let uri = "https://r.example/".parse().unwrap();
-        let proxy = proxies.of(&uri).unwrap();
+        let proxy = proxies.for_uri(&uri).unwrap();
         assert_eq!(proxy.authorization.as_ref().unwrap(), &format!("Basic {}", STANDARD.encode("me:p@ss")));
         assert_eq!(
             (proxy.to_string().as_str(), format!("{proxy:?}").as_str()),

@@ -15,35 +15,35 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::NormalizedReference;
 use tokio::sync::Mutex;
 
-use crate::auth::Tokens;
+use crate::auth::TokenCache;
 use crate::blob::{BlobStream, HostId, begins_at};
 use crate::body;
-use crate::digest::{check, is_digest, sha256};
-use crate::error::{Kind, RegistryError};
-use crate::hosts::{Capabilities, Endpoint};
+use crate::digest::{check_digest, is_digest, sha256};
+use crate::error::{ErrorKind, RegistryError};
+use crate::hosts::{Capabilities, RegistryEndpoint};
 use crate::manifest::{
     DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, own_media_type,
 };
-use crate::transport::{Answer, Transport};
+use crate::transport::{RegistryAnswer, Transport};
 pub use choose::{Chosen, Contents};
 pub use push::Open;
-use referrers::Listed;
-pub use referrers::Place;
+use referrers::ListedReferrers;
+pub use referrers::ReferrerPlace;
 
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
 /// What the repositories of one client share.
-pub(crate) struct Shared {
+pub(crate) struct SharedClient {
     pub(crate) transport: Transport,
-    pub(crate) tokens: Tokens,
+    pub(crate) tokens: TokenCache,
 }
 
 /// The repository of one reference, with the credential for it.
 #[derive(Clone)]
 pub struct Repository {
-    shared: Arc<Shared>,
+    shared: Arc<SharedClient>,
     reference: NormalizedReference,
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<RegistryEndpoint>,
     /// Hosts that a person has named.
     named: Vec<String>,
     credential: Option<RegistryCredential>,
@@ -51,14 +51,14 @@ pub struct Repository {
     /// One token at a time is asked for: several blobs at once need the same one.
     asking: Arc<Mutex<()>>,
     /// The lists of referrers so far: signatures and deltas are in one list, which is asked for once.
-    listed: Arc<Mutex<Vec<Listed>>>,
+    listed: Arc<Mutex<Vec<ListedReferrers>>>,
     /// Bytes that a connection may receive ahead of its reader; `None` for what the kernel thinks best.
     receive_ahead: Option<usize>,
 }
 
 /// What a reference points to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resolved {
+pub struct ResolvedReference {
     /// The manifest or index.
     pub descriptor: Descriptor,
     /// Its content, where it had to be fetched to know its digest.
@@ -67,12 +67,13 @@ pub struct Resolved {
 
 impl Repository {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<SharedClient>,
         reference: &NormalizedReference,
-        endpoints: Vec<Endpoint>,
+        endpoints: Vec<RegistryEndpoint>,
         credential: Option<&RegistryCredential>,
     ) -> Self {
-        let host = |endpoint: &Endpoint| Some(endpoint.uri(&endpoint.scheme, "/").ok()?.host()?.to_owned());
+        let host =
+            |endpoint: &RegistryEndpoint| Some(endpoint.uri(&endpoint.scheme, "/").ok()?.host()?.to_owned());
         let named = endpoints.iter().filter_map(host).collect();
         Self {
             shared,
@@ -100,12 +101,12 @@ impl Repository {
     }
 
     /// Asks what the reference points to now. A reference with a digest is asked for by the digest alone.
-    pub async fn resolve(&self) -> Result<Resolved, RegistryError> {
+    pub async fn resolve(&self) -> Result<ResolvedReference, RegistryError> {
         match (self.reference.digest(), self.reference.tag()) {
             (Some(digest), _) => self.resolve_object(digest, |c| c.pull).await,
             (None, Some(tag)) => self.resolve_object(tag, |c| c.pull && c.resolve).await,
             (None, None) => {
-                Err(RegistryError::new(Kind::Protocol, "the reference has neither tag nor digest"))
+                Err(RegistryError::new(ErrorKind::Protocol, "the reference has neither tag nor digest"))
             }
         }
     }
@@ -114,16 +115,20 @@ impl Repository {
         &self,
         object: &str,
         may: fn(Capabilities) -> bool,
-    ) -> Result<Resolved, RegistryError> {
+    ) -> Result<ResolvedReference, RegistryError> {
         self.first_of(may, &[], |endpoint| self.resolve_at(endpoint, object).boxed()).await
     }
 
-    async fn resolve_at(&self, endpoint: &Endpoint, object: &str) -> Result<Resolved, RegistryError> {
-        let path = self.path(endpoint, "manifests", object);
-        let answer = self.ask(endpoint, Method::HEAD, &path, accept_manifests()).await?;
-        let answer = self.accept(answer).await?;
+    async fn resolve_at(
+        &self,
+        endpoint: &RegistryEndpoint,
+        object: &str,
+    ) -> Result<ResolvedReference, RegistryError> {
+        let path = self.object_path(endpoint, "manifests", object);
+        let answer = self.ask_endpoint(endpoint, Method::HEAD, &path, accept_manifests()).await?;
+        let answer = self.check_answer(answer).await?;
         let expected = is_digest(object).then_some(object);
-        let bad = |what: &str| RegistryError::new(Kind::Protocol, format!("{}: {what}", answer.from));
+        let bad = |what: &str| RegistryError::new(ErrorKind::Protocol, format!("{}: {what}", answer.from));
         let header =
             |name| answer.response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let digest = match (expected, header(DIGEST)) {
@@ -138,73 +143,81 @@ impl Repository {
             }
             let descriptor =
                 Descriptor { media_type, digest: digest.to_owned(), size, ..Descriptor::default() };
-            return Ok(Resolved { descriptor, manifest: None });
+            return Ok(ResolvedReference { descriptor, manifest: None });
         }
         self.resolve_by_content(endpoint, object, expected).await
     }
 
     async fn resolve_by_content(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &RegistryEndpoint,
         object: &str,
         expected: Option<&str>,
-    ) -> Result<Resolved, RegistryError> {
-        let path = self.path(endpoint, "manifests", object);
-        let answer = self.ask(endpoint, Method::GET, &path, accept_manifests()).await?;
-        let answer = self.accept(answer).await?;
+    ) -> Result<ResolvedReference, RegistryError> {
+        let path = self.object_path(endpoint, "manifests", object);
+        let answer = self.ask_endpoint(endpoint, Method::GET, &path, accept_manifests()).await?;
+        let answer = self.check_answer(answer).await?;
         let from = answer.from.clone();
         let named =
             answer.response.headers().get(DIGEST).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let claimed = media_type(&answer);
-        let content = self.read(answer, MAX_MANIFEST).await?;
+        let content = self.read_answer(answer, MAX_MANIFEST).await?;
         let digest = expected.map(str::to_owned).or(named).unwrap_or_else(|| sha256(&content));
-        check(&content, &digest, &format!("{from}: the manifest {object}"))?;
-        let unknown =
-            || RegistryError::new(Kind::Unsupported, format!("{from}: what {object} is, is not known here"));
+        check_digest(&content, &digest, &format!("{from}: the manifest {object}"))?;
+        let unknown = || {
+            RegistryError::new(ErrorKind::Unsupported, format!("{from}: what {object} is, is not known here"))
+        };
         let media_type = claimed.or_else(|| own_media_type(&content)).ok_or_else(unknown)?;
         let size = content.len() as u64;
         let descriptor = Descriptor { media_type, digest, size, ..Descriptor::default() };
-        Ok(Resolved { descriptor, manifest: Some(content) })
+        Ok(ResolvedReference { descriptor, manifest: Some(content) })
     }
 
     /// Fetches a manifest or an index, whole and with its digest checked.
-    pub async fn manifest(&self, descriptor: &Descriptor) -> Result<Vec<u8>, RegistryError> {
-        self.whole("manifests", descriptor, MAX_MANIFEST).await
+    pub async fn fetch_manifest(&self, descriptor: &Descriptor) -> Result<Vec<u8>, RegistryError> {
+        self.fetch_whole("manifests", descriptor, MAX_MANIFEST).await
     }
 
     /// Fetches a blob of at most `limit` bytes, whole and with its digest checked: a configuration, or a signature.
     pub async fn small_blob(&self, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, RegistryError> {
-        self.whole("blobs", descriptor, limit).await
+        self.fetch_whole("blobs", descriptor, limit).await
     }
 
-    async fn whole(&self, kind: &str, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, RegistryError> {
+    async fn fetch_whole(
+        &self,
+        kind: &str,
+        descriptor: &Descriptor,
+        limit: u64,
+    ) -> Result<Vec<u8>, RegistryError> {
         let Descriptor { digest, size, .. } = descriptor;
         if *size > limit {
             let message = format!("{} has {size} bytes, of at most {limit}", self.reference.name());
-            return Err(RegistryError::new(Kind::Protocol, format!("{message}: {digest}")));
+            return Err(RegistryError::new(ErrorKind::Protocol, format!("{message}: {digest}")));
         }
         self.first_of(|c| c.pull, &[], |endpoint| self.whole_at(endpoint, kind, digest, *size).boxed()).await
     }
 
     async fn whole_at(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &RegistryEndpoint,
         kind: &str,
         digest: &str,
         size: u64,
     ) -> Result<Vec<u8>, RegistryError> {
         let headers = if kind == "manifests" { accept_manifests() } else { HeaderMap::new() };
-        let answer = self.ask(endpoint, Method::GET, &self.path(endpoint, kind, digest), headers).await?;
-        let answer = self.accept(answer).await?;
+        let answer = self
+            .ask_endpoint(endpoint, Method::GET, &self.object_path(endpoint, kind, digest), headers)
+            .await?;
+        let answer = self.check_answer(answer).await?;
         let from = answer.from.clone();
-        let content = self.read(answer, size).await?;
-        check(&content, digest, &format!("{from}: {kind}/{digest}"))?;
+        let content = self.read_answer(answer, size).await?;
+        check_digest(&content, digest, &format!("{from}: {kind}/{digest}"))?;
         Ok(content)
     }
 
     /// Fetches a blob from an offset on, or from its beginning where the registry knows no ranges. Endpoints to `avoid`
-    /// are asked only if there are no others. Where there are, the stream ends with [`Kind::TooSlow`] if it trickles.
-    pub async fn blob(
+    /// are asked only if there are no others. Where there are, the stream ends with [`ErrorKind::TooSlow`] if it trickles.
+    pub async fn fetch_blob(
         &self,
         descriptor: &Descriptor,
         offset: u64,
@@ -213,7 +226,7 @@ impl Repository {
         let Descriptor { digest, size, .. } = descriptor;
         if offset > *size || !is_digest(digest) {
             let message = format!("byte {offset} of {digest:.100}, which has {size}, cannot be asked for");
-            return Err(RegistryError::new(Kind::Protocol, message));
+            return Err(RegistryError::new(ErrorKind::Protocol, message));
         }
         let stream = self.first_of(
             |c| c.pull,
@@ -222,18 +235,19 @@ impl Repository {
         );
         let stream = stream.await?;
         let is_other = |id: HostId| id != *stream.host() && !avoid.contains(&id);
-        let has_other = self.endpoints.iter().any(|other| other.capabilities.pull && is_other(other.id()));
+        let has_other =
+            self.endpoints.iter().any(|other| other.capabilities.pull && is_other(other.host_id()));
         Ok(if has_other { stream.with_least_rate() } else { stream })
     }
 
     async fn blob_at(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &RegistryEndpoint,
         digest: &str,
         size: u64,
         mut offset: u64,
     ) -> Result<BlobStream, RegistryError> {
-        let path = self.path(endpoint, "blobs", digest);
+        let path = self.object_path(endpoint, "blobs", digest);
         loop {
             let mut headers = HeaderMap::new();
             if offset > 0
@@ -241,7 +255,7 @@ impl Repository {
             {
                 headers.insert(RANGE, range);
             }
-            let answer = self.ask(endpoint, Method::GET, &path, headers).await?;
+            let answer = self.ask_endpoint(endpoint, Method::GET, &path, headers).await?;
             let begins = begins_at(&answer.response, offset, size);
             let is_range = matches!(answer.response.status().as_u16(), 206 | 416);
             if is_range && begins.is_none() && offset > 0 {
@@ -249,12 +263,12 @@ impl Repository {
                 offset = 0;
                 continue;
             }
-            let answer = self.accept(answer).await?;
+            let answer = self.check_answer(answer).await?;
             let failed = |kind, what: &str| RegistryError::new(kind, format!("{}: {what}", answer.from));
             body::refuse_encoded(&answer.response).map_err(|error| failed(error.kind, &error.message))?;
-            let wrong = || failed(Kind::Protocol, &format!("the length of blob {digest} is not {size}"));
+            let wrong = || failed(ErrorKind::Protocol, &format!("the length of blob {digest} is not {size}"));
             let begins = begins.ok_or_else(wrong)?;
-            return Ok(BlobStream::new(answer.response.into_body(), endpoint.id(), begins, size));
+            return Ok(BlobStream::new(answer.response.into_body(), endpoint.host_id(), begins, size));
         }
     }
 
@@ -263,16 +277,16 @@ impl Repository {
         &'a self,
         may: fn(Capabilities) -> bool,
         avoid: &[HostId],
-        one: impl Fn(&'a Endpoint) -> BoxFuture<'a, Result<T, RegistryError>>,
+        one: impl Fn(&'a RegistryEndpoint) -> BoxFuture<'a, Result<T, RegistryError>>,
     ) -> Result<T, RegistryError> {
         let able = self.endpoints.iter().filter(|endpoint| may(endpoint.capabilities));
-        let (last, first): (Vec<_>, Vec<_>) = able.partition(|endpoint| avoid.contains(&endpoint.id()));
+        let (last, first): (Vec<_>, Vec<_>) = able.partition(|endpoint| avoid.contains(&endpoint.host_id()));
         let mut worst: Option<RegistryError> = None;
         for endpoint in first.into_iter().chain(last) {
             match one(endpoint).await {
                 Ok(value) => return Ok(value),
                 // The runtime will ask all of them, in the right order.
-                Err(error) if error.kind == Kind::Unsupported => return Err(error),
+                Err(error) if error.kind == ErrorKind::Unsupported => return Err(error),
                 Err(error) => {
                     tracing::debug!(endpoint = endpoint.name(), %error, "endpoint failed");
                     if worst.as_ref().is_none_or(|worst| worst.weight() < error.weight()) {
@@ -283,7 +297,7 @@ impl Repository {
         }
         let none = || {
             let message = format!("hosts.toml leaves no endpoint for {}", self.reference.registry());
-            RegistryError::new(Kind::NotFound, message)
+            RegistryError::new(ErrorKind::NotFound, message)
         };
         Err(worst.unwrap_or_else(none))
     }
@@ -298,7 +312,7 @@ fn accept_manifests() -> HeaderMap {
 }
 
 /// The media type, if the answer has a meaningful one.
-fn media_type(answer: &Answer) -> Option<String> {
+fn media_type(answer: &RegistryAnswer) -> Option<String> {
     let text = answer.response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
     let text = text.split(';').next().unwrap_or_default().trim();
     let known = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_INDEX];

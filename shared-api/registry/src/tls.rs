@@ -13,7 +13,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use zeroize::Zeroizing;
 
-use crate::error::{Kind, RegistryError};
+use crate::error::{ErrorKind, RegistryError};
 
 /// Largest file of certificates or keys that is read: the bundle of all public CAs has a quarter of that.
 const MAX_FILE: u64 = 1 << 20;
@@ -33,7 +33,7 @@ pub(crate) type TlsKey = [u8; 32];
 
 impl Tls {
     pub(crate) fn add_ca(&mut self, file: &Path) -> Result<(), RegistryError> {
-        self.cas.push(read(file)?);
+        self.cas.push(read_file(file)?);
         Ok(())
     }
 
@@ -42,8 +42,8 @@ impl Tls {
         if self.pair.is_some() {
             return Err(unsupported("several client certificates for one registry"));
         }
-        let key = Zeroizing::new(read(key.unwrap_or(certificate))?);
-        self.pair = Some((read(certificate)?, key));
+        let key = Zeroizing::new(read_file(key.unwrap_or(certificate))?);
+        self.pair = Some((read_file(certificate)?, key));
         Ok(())
     }
 
@@ -51,7 +51,7 @@ impl Tls {
         self.skip_verify = skip;
     }
 
-    pub(crate) fn key(&self) -> TlsKey {
+    pub(crate) fn cache_key(&self) -> TlsKey {
         let mut context = Context::new(&SHA256);
         let mut part = |tag: u8, bytes: &[u8]| {
             context.update(&[tag]);
@@ -78,7 +78,7 @@ impl Tls {
         let builder = if self.skip_verify {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider)))
         } else {
-            builder.with_root_certificates(self.roots()?)
+            builder.with_root_certificates(self.root_store()?)
         };
         let Some((certificate, key)) = &self.pair else { return Ok(builder.with_no_client_auth()) };
         let bad = |what: &str| unsupported(format!("the client certificate of hosts.toml: {what}"));
@@ -87,7 +87,7 @@ impl Tls {
         builder.with_client_auth_cert(chain, key).map_err(|error| bad(&error.to_string()))
     }
 
-    fn roots(&self) -> Result<RootCertStore, RegistryError> {
+    fn root_store(&self) -> Result<RootCertStore, RegistryError> {
         let mut roots = RootCertStore::empty();
         // A system without CAs is no error: hosts.toml may name the only one that is needed.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -106,7 +106,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, ()> {
     all.ok().filter(|all| !all.is_empty()).ok_or(())
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, RegistryError> {
+fn read_file(file: &Path) -> Result<Vec<u8>, RegistryError> {
     read_limited(file, MAX_FILE)
         .map_err(|error| unsupported(format!("cannot read {}: {error}", file.display())))
 }
@@ -125,7 +125,7 @@ pub(crate) fn read_limited(file: &Path, limit: u64) -> std::io::Result<Vec<u8>> 
 }
 
 fn unsupported(message: impl AsRef<str>) -> RegistryError {
-    RegistryError::new(Kind::Unsupported, message)
+    RegistryError::new(ErrorKind::Unsupported, message)
 }
 
 /// Accepts every certificate: `skip_verify`.

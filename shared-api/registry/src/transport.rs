@@ -21,8 +21,8 @@ use tokio::time::timeout;
 use crate::address::Reach;
 use crate::connect::{Connector, Peer};
 use crate::connect_error::ConnectError;
-use crate::error::{Kind, RegistryError, chain};
-use crate::hosts::Endpoint;
+use crate::error::{ErrorKind, RegistryError, error_chain};
+use crate::hosts::RegistryEndpoint;
 use crate::location;
 use crate::proxy::Proxies;
 use crate::tls::{Tls, TlsKey};
@@ -43,12 +43,12 @@ const MAX_IDLE: usize = 4;
 const MAX_CLIENTS: usize = 64;
 
 /// The body of a request. Only pushes have one that streams.
-pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
-type HttpClient = Client<Connector, Body>;
+pub(crate) type RequestBody = UnsyncBoxBody<Bytes, std::io::Error>;
+type HttpClient = Client<Connector, RequestBody>;
 
 /// Sends requests; shared by all registries.
 pub(crate) struct Transport {
-    clients: Mutex<HashMap<(TlsKey, Link), HttpClient>>,
+    clients: Mutex<HashMap<(TlsKey, ConnectionOptions), HttpClient>>,
     proxies: Arc<Proxies>,
     user_agent: HeaderValue,
     time: Arc<dyn TimeProvider>,
@@ -56,16 +56,16 @@ pub(crate) struct Transport {
 
 /// Properties of a connection besides its TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Link {
+pub(crate) struct ConnectionOptions {
     pub(crate) reach: Reach,
     /// Limit on the time to connect.
     pub(crate) dial: Duration,
-    /// As in [`Ask`].
+    /// As in [`EndpointRequest`].
     pub(crate) receive_ahead: Option<usize>,
 }
 
 /// A response, and where it is from.
-pub(crate) struct Answer {
+pub(crate) struct RegistryAnswer {
     pub(crate) response: Response<Incoming>,
     /// The URL that was asked last.
     pub(crate) uri: Uri,
@@ -78,8 +78,8 @@ pub(crate) struct Answer {
 }
 
 /// A request to an endpoint; redirects are followed.
-pub(crate) struct Ask<'a> {
-    pub(crate) endpoint: &'a Endpoint,
+pub(crate) struct EndpointRequest<'a> {
+    pub(crate) endpoint: &'a RegistryEndpoint,
     pub(crate) method: Method,
     /// Path, beginning with the repository, and query.
     pub(crate) path: &'a str,
@@ -101,17 +101,24 @@ impl Transport {
     }
 
     /// Asks an endpoint, with the scheme that it has, and follows where it redirects.
-    pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer, RegistryError> {
+    pub(crate) async fn ask_endpoint(
+        &self,
+        ask: &EndpointRequest<'_>,
+    ) -> Result<RegistryAnswer, RegistryError> {
         let endpoint = ask.endpoint;
-        let first = self.hops(ask, &endpoint.scheme).await;
+        let first = self.follow_redirects(ask, &endpoint.scheme).await;
         match first {
-            Err(Failed::NotTls) if endpoint.may_fall_back => self.hops(ask, "http").await,
+            Err(NoResponse::NotTls) if endpoint.may_fall_back => self.follow_redirects(ask, "http").await,
             other => other,
         }
         .map_err(|failed| failed.into_error(endpoint.name()))
     }
 
-    async fn hops(&self, ask: &Ask<'_>, scheme: &str) -> Result<Answer, Failed> {
+    async fn follow_redirects(
+        &self,
+        ask: &EndpointRequest<'_>,
+        scheme: &str,
+    ) -> Result<RegistryAnswer, NoResponse> {
         let endpoint = ask.endpoint;
         let mut uri = endpoint.uri(scheme, ask.path)?;
         let origin = uri.clone();
@@ -129,7 +136,7 @@ impl Transport {
             *request.method_mut() = ask.method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = headers;
-            let link = Link { reach, dial: endpoint.dial, receive_ahead: ask.receive_ahead };
+            let link = ConnectionOptions { reach, dial: endpoint.dial, receive_ahead: ask.receive_ahead };
             let response = self.send(&endpoint.tls, link, request).await;
             let response = response.map_err(|failed| if own { failed } else { failed.of_redirect(&uri) })?;
             if hop == 0 {
@@ -137,14 +144,14 @@ impl Transport {
             }
             if !is_redirect(response.status()) {
                 let from = uri.authority().map(ToString::to_string).unwrap_or_default();
-                return Ok(Answer { response, uri, from, redirected: !own, on_loopback });
+                return Ok(RegistryAnswer { response, uri, from, redirected: !own, on_loopback });
             }
             uri = next_hop(&uri, &response).map_err(|(kind, what)| {
                 RegistryError::new(kind, format!("{} redirects {what}", endpoint.name()))
             })?;
         }
         let message = format!("{} redirects more than {MAX_REDIRECTS} times", endpoint.name());
-        Err(RegistryError::new(Kind::Protocol, message).into())
+        Err(RegistryError::new(ErrorKind::Protocol, message).into())
     }
 
     /// Sends one request, and returns its response with any status.
@@ -154,13 +161,13 @@ impl Transport {
     pub(crate) async fn send(
         &self,
         tls: &Tls,
-        link: Link,
+        link: ConnectionOptions,
         request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, Failed> {
+    ) -> Result<Response<Incoming>, NoResponse> {
         let body = |body: Full<Bytes>| body.map_err(|never| match never {}).boxed_unsync();
         let again = request.method().is_safe().then(|| request.clone());
         match (self.send_body(tls, link, request.map(body), HEAD).await, again) {
-            (Err(Failed::Closed(_)), Some(request)) => {
+            (Err(NoResponse::Closed(_)), Some(request)) => {
                 self.send_body(tls, link, request.map(body), HEAD).await
             }
             (answer, _) => answer,
@@ -171,34 +178,35 @@ impl Transport {
     pub(crate) async fn send_body(
         &self,
         tls: &Tls,
-        link: Link,
-        mut request: Request<Body>,
+        link: ConnectionOptions,
+        mut request: Request<RequestBody>,
         limit: Duration,
-    ) -> Result<Response<Incoming>, Failed> {
+    ) -> Result<Response<Incoming>, NoResponse> {
         let headers = request.headers_mut();
         headers.entry(USER_AGENT).or_insert(self.user_agent.clone());
         // A compressed body differs from its announced length, and may be a bomb.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if request.uri().scheme_str() == Some("http")
             && let Some(authorization) =
-                self.proxies.of(request.uri()).and_then(|proxy| proxy.authorization.clone())
+                self.proxies.for_uri(request.uri()).and_then(|proxy| proxy.authorization.clone())
         {
             request.headers_mut().insert(PROXY_AUTHORIZATION, authorization);
         }
         let client = self.client(tls, link)?;
         match timeout(limit, client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(Failed::of(&error)),
-            Err(_) => {
-                Err(RegistryError::new(Kind::Unreachable, format!("no answer within {} s", limit.as_secs()))
-                    .into())
-            }
+            Ok(Err(error)) => Err(NoResponse::from_client_error(&error)),
+            Err(_) => Err(RegistryError::new(
+                ErrorKind::Unreachable,
+                format!("no answer within {} s", limit.as_secs()),
+            )
+            .into()),
         }
     }
 
-    fn client(&self, tls: &Tls, link: Link) -> Result<HttpClient, RegistryError> {
-        let Link { reach, dial, receive_ahead } = link;
-        let key = (tls.key(), link);
+    fn client(&self, tls: &Tls, link: ConnectionOptions) -> Result<HttpClient, RegistryError> {
+        let ConnectionOptions { reach, dial, receive_ahead } = link;
+        let key = (tls.cache_key(), link);
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&key) {
             return Ok(client.clone());
@@ -222,7 +230,7 @@ impl Transport {
 }
 
 /// Why there is no response.
-pub(crate) enum Failed {
+pub(crate) enum NoResponse {
     /// The other end speaks, and does not speak TLS.
     NotTls,
     /// The other end closed the connection before it answered.
@@ -230,14 +238,14 @@ pub(crate) enum Failed {
     Error(RegistryError),
 }
 
-impl From<RegistryError> for Failed {
+impl From<RegistryError> for NoResponse {
     fn from(error: RegistryError) -> Self {
         Self::Error(error)
     }
 }
 
-impl Failed {
-    fn of(error: &hyper_util::client::legacy::Error) -> Self {
+impl NoResponse {
+    fn from_client_error(error: &hyper_util::client::legacy::Error) -> Self {
         let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
         while let Some(cause) = next {
             if let Some(cause) = cause.downcast_ref::<ConnectError>() {
@@ -246,37 +254,41 @@ impl Failed {
             if let Some(cause) = cause.downcast_ref::<hyper::Error>()
                 && cause.is_parse()
             {
-                return RegistryError::new(Kind::Protocol, format!("no valid HTTP: {}", chain(cause))).into();
+                return RegistryError::new(
+                    ErrorKind::Protocol,
+                    format!("no valid HTTP: {}", error_chain(cause)),
+                )
+                .into();
             }
             if let Some(cause) = cause.downcast_ref::<hyper::Error>()
                 && cause.is_incomplete_message()
             {
-                return Self::Closed(RegistryError::new(Kind::Unreachable, chain(error)));
+                return Self::Closed(RegistryError::new(ErrorKind::Unreachable, error_chain(error)));
             }
             // With TLS 1.3 a server refuses the client's certificate after the handshake.
             if let Some(rustls::Error::AlertReceived(_)) = find_tls(cause) {
-                return RegistryError::new(Kind::NoConnection, chain(error)).into();
+                return RegistryError::new(ErrorKind::NoConnection, error_chain(error)).into();
             }
             next = cause.source();
         }
-        RegistryError::new(Kind::Unreachable, chain(error)).into()
+        RegistryError::new(ErrorKind::Unreachable, error_chain(error)).into()
     }
 
     fn of_connect(error: &ConnectError) -> Self {
         let kind = match error {
-            ConnectError::Refused { .. } => Kind::Protocol,
-            ConnectError::ProxyScheme(_) => Kind::Unsupported,
+            ConnectError::Refused { .. } => ErrorKind::Protocol,
+            ConnectError::ProxyScheme(_) => ErrorKind::Unsupported,
             ConnectError::Tls(cause) => match find_tls(cause) {
                 Some(rustls::Error::InvalidMessage(_)) => return Self::NotTls,
                 // A certificate that rustls cannot read, or a self-signed one given as CA: Go's TLS takes more.
                 Some(rustls::Error::InvalidCertificate(
                     rustls::CertificateError::BadEncoding | rustls::CertificateError::Other(_),
-                )) => Kind::Unsupported,
-                _ => Kind::NoConnection,
+                )) => ErrorKind::Unsupported,
+                _ => ErrorKind::NoConnection,
             },
-            _ => Kind::NoConnection,
+            _ => ErrorKind::NoConnection,
         };
-        RegistryError::new(kind, chain(error)).into()
+        RegistryError::new(kind, error_chain(error)).into()
     }
 
     fn of_redirect(self, to: &Uri) -> Self {
@@ -286,7 +298,9 @@ impl Failed {
 
     pub(crate) fn into_error(self, host: &str) -> RegistryError {
         match self {
-            Self::NotTls => RegistryError::new(Kind::NoConnection, format!("{host}: answers without TLS")),
+            Self::NotTls => {
+                RegistryError::new(ErrorKind::NoConnection, format!("{host}: answers without TLS"))
+            }
             Self::Closed(error) | Self::Error(error) if error.message.contains(host) => error,
             Self::Closed(error) | Self::Error(error) => {
                 RegistryError::new(error.kind, format!("{host}: {}", error.message))
@@ -309,12 +323,16 @@ fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-fn next_hop(from: &Uri, response: &Response<Incoming>) -> Result<Uri, (Kind, &'static str)> {
+fn next_hop(from: &Uri, response: &Response<Incoming>) -> Result<Uri, (ErrorKind, &'static str)> {
     let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
-    let location = location.ok_or((Kind::Protocol, "without a location that can be read"))?;
-    let next = location::join(from, location).ok_or((Kind::Protocol, "to what is no URL of HTTP"))?;
+    let location = location.ok_or((ErrorKind::Protocol, "without a location that can be read"))?;
+    let next =
+        location::join_url(from, location).ok_or((ErrorKind::Protocol, "to what is no URL of HTTP"))?;
     if from.scheme_str() == Some("https") && next.scheme_str() == Some("http") {
-        return Err((Kind::Unsupported, "from TLS to plain HTTP, which is left to the container runtime"));
+        return Err((
+            ErrorKind::Unsupported,
+            "from TLS to plain HTTP, which is left to the container runtime",
+        ));
     }
     Ok(next)
 }

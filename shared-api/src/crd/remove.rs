@@ -73,7 +73,7 @@ impl RemovalStatus {
     }
 
     /// Adds what became of the images of a node.
-    pub fn add(&mut self, node: &RemovalResult) {
+    pub fn add_node(&mut self, node: &RemovalResult) {
         let removed = node.all_removed();
         self.removed = self.removed.saturating_add(removed);
         self.kept = self.kept.saturating_add(node.kept);
@@ -99,11 +99,11 @@ mod tests {
             ..RemovalResult::default()
         };
         for node in [node(1, 0, 6 << 20), node(1, 2, 0), node(0, 1, 0)] {
-            sum.add(&node);
+            sum.add_node(&node);
         }
         assert_eq!(sum.sentence(true), "removing 2 images would free 6.0 MiB on 2 nodes; 3 kept");
         assert_eq!(sum.sentence(false), "removed 2 images, which freed 6.0 MiB on 2 nodes; 3 kept");
-        sum.add(&node(1, 0, 1).before_next_attempt());
+        sum.add_node(&node(1, 0, 1).before_next_attempt());
         assert_eq!((sum.removed, sum.freed_bytes, sum.nodes), (3, (6 << 20) + 1, 3));
     }
 }

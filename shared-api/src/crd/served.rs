@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 
 /// The paths that `ours` has and `served` hasn't, such as `spec.windows` or `status.phase=Completed` for a value of an enum;
 /// the version itself, where it isn't served. Of ours, the version that is stored counts: it is the one that we use. Empty for a later release's definition, which has more.
-pub fn missing(served: &CustomResourceDefinition, ours: &CustomResourceDefinition) -> Vec<String> {
+pub fn missing_paths(served: &CustomResourceDefinition, ours: &CustomResourceDefinition) -> Vec<String> {
     let mut paths = Vec::new();
     for version in ours.spec.versions.iter().filter(|version| version.storage) {
         let found = served.spec.versions.iter().find(|served| served.name == version.name && served.served);
@@ -17,19 +17,19 @@ pub fn missing(served: &CustomResourceDefinition, ours: &CustomResourceDefinitio
             paths.push(version.name.clone());
             continue;
         };
-        match (schema(found), schema(version)) {
-            (Some(found), Some(wanted)) => compare(found, wanted, "", &mut paths),
+        match (schema_of(found), schema_of(version)) {
+            (Some(found), Some(wanted)) => compare_schemas(found, wanted, "", &mut paths),
             _ => paths.push(version.name.clone()),
         }
     }
     paths
 }
 
-fn schema(version: &CustomResourceDefinitionVersion) -> Option<&JSONSchemaProps> {
+fn schema_of(version: &CustomResourceDefinitionVersion) -> Option<&JSONSchemaProps> {
     version.schema.as_ref()?.open_api_v3_schema.as_ref()
 }
 
-fn compare(served: &JSONSchemaProps, ours: &JSONSchemaProps, path: &str, paths: &mut Vec<String>) {
+fn compare_schemas(served: &JSONSchemaProps, ours: &JSONSchemaProps, path: &str, paths: &mut Vec<String>) {
     if served.x_kubernetes_preserve_unknown_fields == Some(true) {
         return;
     }
@@ -38,12 +38,12 @@ fn compare(served: &JSONSchemaProps, ours: &JSONSchemaProps, path: &str, paths: 
     for (name, wanted) in ours.properties.iter().flatten() {
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
         match known.get(name) {
-            Some(found) => compare(found, wanted, &path, paths),
+            Some(found) => compare_schemas(found, wanted, &path, paths),
             None => paths.push(path),
         }
     }
-    if let (Some(found), Some(wanted)) = (items(served), items(ours)) {
-        compare(found, wanted, path, paths);
+    if let (Some(found), Some(wanted)) = (item_schema(served), item_schema(ours)) {
+        compare_schemas(found, wanted, path, paths);
     }
     // Without an enum every value is taken.
     if let (Some(found), Some(wanted)) = (&served.enum_, &ours.enum_) {
@@ -52,7 +52,7 @@ fn compare(served: &JSONSchemaProps, ours: &JSONSchemaProps, path: &str, paths: 
     }
 }
 
-fn items(schema: &JSONSchemaProps) -> Option<&JSONSchemaProps> {
+fn item_schema(schema: &JSONSchemaProps) -> Option<&JSONSchemaProps> {
     match schema.items.as_ref()? {
         JSONSchemaPropsOrArray::Schema(schema) => Some(schema),
         JSONSchemaPropsOrArray::Schemas(_) => None,
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn our_own_definitions_lack_nothing() {
         for definition in [job::crd(), report::crd()] {
-            assert_eq!(missing(&definition, &definition), Vec::<String>::new());
+            assert_eq!(missing_paths(&definition, &definition), Vec::<String>::new());
         }
     }
 
@@ -102,8 +102,8 @@ mod tests {
             remove(version, &["spec", "imagePrePullTemplate", "imageSources", "[]"], "digest");
         });
         let lacks = ["spec.imagePrePullTemplate.imageSources.digest", "spec.windows"];
-        assert_eq!(missing(&older, &job::crd()), lacks);
-        assert_eq!(missing(&job::crd(), &older), Vec::<String>::new(), "a later release has more");
+        assert_eq!(missing_paths(&older, &job::crd()), lacks);
+        assert_eq!(missing_paths(&job::crd(), &older), Vec::<String>::new(), "a later release has more");
     }
 
     #[test]
@@ -112,13 +112,13 @@ mod tests {
             let phases = &mut properties(version, &["status"])["phase"]["enum"];
             phases.as_array_mut().unwrap().retain(|phase| phase != "Completed");
         });
-        assert_eq!(missing(&older, &job::crd()), ["status.phase=Completed"]);
+        assert_eq!(missing_paths(&older, &job::crd()), ["status.phase=Completed"]);
     }
 
     #[test]
     fn a_version_that_is_not_served_is_named() {
         let other = changed(|version| version["served"] = false.into());
-        assert_eq!(missing(&other, &job::crd()), ["v1alpha2"]);
+        assert_eq!(missing_paths(&other, &job::crd()), ["v1alpha2"]);
     }
 
     #[test]
@@ -127,6 +127,6 @@ mod tests {
             version["schema"]["openAPIV3Schema"] =
                 serde_json::json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
         });
-        assert_eq!(missing(&open, &job::crd()), Vec::<String>::new());
+        assert_eq!(missing_paths(&open, &job::crd()), Vec::<String>::new());
     }
 }

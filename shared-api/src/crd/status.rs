@@ -205,7 +205,7 @@ pub struct NodeStatus {
     pub action_flow: Vec<ActionStatus>,
     /// State of the images, in the order of the job.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub image_status: Vec<ImageStatus>,
+    pub image_status: Vec<JobImageStatus>,
     /// What became of the images that the job removes. Absent until the node has looked at them, and for a job that pulls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal: Option<RemovalResult>,
@@ -299,7 +299,7 @@ pub enum Tristate {
 /// The state of an image on a node.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ImageStatus {
+pub struct JobImageStatus {
     /// The image as the job names it.
     pub image: String,
     /// Name of the imageSources entry, if it has one.

@@ -20,11 +20,11 @@ const SECRET_TYPES: [(&str, &str); 2] =
 /// that need it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegistryConfig {
-    entries: Vec<Entry>,
+    entries: Vec<SecretEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct SecretEntry {
     /// Key of the entry, as written in the secret.
     key: String,
     pattern: RegistryPattern,
@@ -139,7 +139,7 @@ impl RegistryConfig {
                     Ok(RegistryCredential { server: key.clone(), username, password, ..Default::default() })
                 }
             };
-            config.entries.push(Entry { key, pattern, credential });
+            config.entries.push(SecretEntry { key, pattern, credential });
         }
         config
     }
@@ -161,7 +161,7 @@ impl RegistryConfig {
             // The kubelet ignores a key that is not a registry as well.
             let pattern = RegistryPattern::parse(&key).ok()?;
             let credential = parse_entry(&key, value);
-            Some(Entry { key, pattern, credential })
+            Some(SecretEntry { key, pattern, credential })
         });
         Self { entries: entries.collect() }
     }
@@ -182,10 +182,10 @@ impl RegistryConfig {
         Self::lookup_among(&exact.collect::<Vec<_>>(), reference)
     }
 
-    fn lookup_among(entries: &[&Entry], reference: &NormalizedReference) -> Lookup {
+    fn lookup_among(entries: &[&SecretEntry], reference: &NormalizedReference) -> Lookup {
         let mut lookup = Lookup::default();
         let found = RegistryPattern::select(entries, |entry| &entry.pattern, reference);
-        for Entry { key, pattern: _, credential } in found {
+        for SecretEntry { key, pattern: _, credential } in found {
             match credential {
                 Ok(credential) => lookup.credentials.push(credential.clone()),
                 Err(problem) => {

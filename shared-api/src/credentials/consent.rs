@@ -63,7 +63,7 @@ pub enum ConsentError {
 
 /// Why a user may not use a Secret. A text for its owner; the user must not see it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ConsentRefusal {
     /// There is no annotation [`ALLOW`], or an empty one.
     #[error("its owner has allowed no use of it")]
     Unannotated,
@@ -86,12 +86,12 @@ impl Consent {
     }
 
     /// Whether the Secret may be used by this one.
-    pub fn check(&self, user: SecretUser<'_>) -> Result<(), Refusal> {
+    pub fn check(&self, user: SecretUser<'_>) -> Result<(), ConsentRefusal> {
         match &self.users {
-            Err(error) => Err(Refusal::Malformed(error.clone())),
+            Err(error) => Err(ConsentRefusal::Malformed(error.clone())),
             Ok(users) if users.iter().any(|pattern| pattern.matches(user)) => Ok(()),
-            Ok(users) if users.is_empty() => Err(Refusal::Unannotated),
-            Ok(_) => Err(Refusal::Others(abbreviate(&self.text))),
+            Ok(users) if users.is_empty() => Err(ConsentRefusal::Unannotated),
+            Ok(_) => Err(ConsentRefusal::Others(abbreviate(&self.text))),
         }
     }
 
@@ -216,7 +216,7 @@ mod tests {
         ] {
             let consent = consent(Some(allow), None);
             let refusal = consent.check(SecretUser::Job("a")).unwrap_err();
-            assert_eq!(refusal, Refusal::Malformed(ConsentError::User(entry.to_owned())), "{allow}");
+            assert_eq!(refusal, ConsentRefusal::Malformed(ConsentError::User(entry.to_owned())), "{allow}");
             assert!(refusal.to_string().contains("separated by commas"), "{refusal}");
             assert_eq!(consent.extended_by(SecretUser::Job("a")), None);
         }

@@ -50,7 +50,7 @@ impl SiteQuery {
 #[serde(rename_all = "camelCase")]
 pub struct SiteList {
     /// The sites that share layers, or that still remember holders of some; at most a thousand.
-    pub items: Vec<Site>,
+    pub items: Vec<SiteActivity>,
     /// Since when the leader counts.
     pub known_since: Time,
     /// The label of a Node that holds its site.
@@ -60,7 +60,7 @@ pub struct SiteList {
 /// What one site does now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Site {
+pub struct SiteActivity {
     /// The value of the site label.
     pub name: String,
     /// Nodes that want or have a layer of a running task.
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_newer_or_older_answer_is_read() {
-        let site: Site = serde_json::from_str(r#"{"name":"north","carriers":2,"new":1}"#).unwrap();
-        assert_eq!(site, Site { name: "north".to_owned(), carriers: 2, ..Site::default() });
+        let site: SiteActivity = serde_json::from_str(r#"{"name":"north","carriers":2,"new":1}"#).unwrap();
+        assert_eq!(site, SiteActivity { name: "north".to_owned(), carriers: 2, ..SiteActivity::default() });
     }
 }

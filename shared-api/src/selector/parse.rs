@@ -5,7 +5,7 @@ use super::requirement::Requirement;
 use crate::abbreviate::abbreviate;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum SelectorToken<'a> {
     /// A key, a value, `in` or `notin`: the position decides.
     Word(&'a str),
     /// `=` and `==`.
@@ -23,14 +23,14 @@ enum Token<'a> {
 pub(super) fn parse_requirements(text: &str) -> Result<Vec<Requirement>, SelectorError> {
     let mut parser = Parser { text, rest: text };
     let mut requirements = Vec::new();
-    if parser.peek() == Token::End {
+    if parser.peek() == SelectorToken::End {
         return Ok(requirements);
     }
     loop {
         requirements.push(parser.parse_requirement()?);
         match parser.next() {
-            Token::End => return Ok(requirements),
-            Token::Comma => {}
+            SelectorToken::End => return Ok(requirements),
+            SelectorToken::Comma => {}
             found => return Err(parser.unexpected(found, "a comma or the end")),
         }
     }
@@ -43,7 +43,7 @@ struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     fn parse_requirement(&mut self) -> Result<Requirement, SelectorError> {
-        let negated = self.peek() == Token::Not;
+        let negated = self.peek() == SelectorToken::Not;
         if negated {
             self.next();
         }
@@ -52,14 +52,14 @@ impl<'a> Parser<'a> {
             return Requirement::presence(key, false);
         }
         match self.peek() {
-            Token::End | Token::Comma => Requirement::presence(key, true),
+            SelectorToken::End | SelectorToken::Comma => Requirement::presence(key, true),
             _ => match self.next() {
-                Token::Equals => Requirement::membership(key, false, vec![self.parse_value()?]),
-                Token::NotEquals => Requirement::membership(key, true, vec![self.parse_value()?]),
-                Token::Greater => Requirement::comparison(key, true, &self.parse_value()?),
-                Token::Less => Requirement::comparison(key, false, &self.parse_value()?),
-                Token::Word("in") => Requirement::membership(key, false, self.parse_value_list()?),
-                Token::Word("notin") => Requirement::membership(key, true, self.parse_value_list()?),
+                SelectorToken::Equals => Requirement::membership(key, false, vec![self.parse_value()?]),
+                SelectorToken::NotEquals => Requirement::membership(key, true, vec![self.parse_value()?]),
+                SelectorToken::Greater => Requirement::comparison(key, true, &self.parse_value()?),
+                SelectorToken::Less => Requirement::comparison(key, false, &self.parse_value()?),
+                SelectorToken::Word("in") => Requirement::membership(key, false, self.parse_value_list()?),
+                SelectorToken::Word("notin") => Requirement::membership(key, true, self.parse_value_list()?),
                 found => Err(self.unexpected(found, "one of = == != in notin < > , or the end")),
             },
         }
@@ -68,7 +68,7 @@ impl<'a> Parser<'a> {
     /// One value after an operator; the value may be empty.
     fn parse_value(&mut self) -> Result<String, SelectorError> {
         match self.peek() {
-            Token::End | Token::Comma => Ok(String::new()),
+            SelectorToken::End | SelectorToken::Comma => Ok(String::new()),
             _ => self.expect_word("a label value").map(str::to_owned),
         }
     }
@@ -77,13 +77,13 @@ impl<'a> Parser<'a> {
     /// Kubernetes.
     fn parse_value_list(&mut self) -> Result<Vec<String>, SelectorError> {
         match self.next() {
-            Token::Open => {}
+            SelectorToken::Open => {}
             found => return Err(self.unexpected(found, "an opening bracket")),
         }
         let mut values = Vec::new();
         loop {
             let value = match self.peek() {
-                Token::Word(word) => {
+                SelectorToken::Word(word) => {
                     self.next();
                     word
                 }
@@ -93,8 +93,8 @@ impl<'a> Parser<'a> {
                 values.push(value.to_owned());
             }
             match self.next() {
-                Token::Comma => {}
-                Token::Close => return Ok(values),
+                SelectorToken::Comma => {}
+                SelectorToken::Close => return Ok(values),
                 found => return Err(self.unexpected(found, "a comma or a closing bracket")),
             }
         }
@@ -102,59 +102,59 @@ impl<'a> Parser<'a> {
 
     fn expect_word(&mut self, expected: &'static str) -> Result<&'a str, SelectorError> {
         match self.next() {
-            Token::Word(word) => Ok(word),
+            SelectorToken::Word(word) => Ok(word),
             found => Err(self.unexpected(found, expected)),
         }
     }
 
-    fn peek(&self) -> Token<'a> {
+    fn peek(&self) -> SelectorToken<'a> {
         split_token(self.rest).0
     }
 
-    fn next(&mut self) -> Token<'a> {
+    fn next(&mut self) -> SelectorToken<'a> {
         let (token, rest) = split_token(self.rest);
         self.rest = rest;
         token
     }
 
-    fn unexpected(&self, found: Token<'_>, expected: &'static str) -> SelectorError {
+    fn unexpected(&self, found: SelectorToken<'_>, expected: &'static str) -> SelectorError {
         let found = match found {
-            Token::Word(word) => format!("{:?}", abbreviate(word)),
-            Token::Equals => "=".to_owned(),
-            Token::NotEquals => "!=".to_owned(),
-            Token::Not => "!".to_owned(),
-            Token::Greater => ">".to_owned(),
-            Token::Less => "<".to_owned(),
-            Token::Open => "(".to_owned(),
-            Token::Close => ")".to_owned(),
-            Token::Comma => "a comma".to_owned(),
-            Token::End => "the end".to_owned(),
+            SelectorToken::Word(word) => format!("{:?}", abbreviate(word)),
+            SelectorToken::Equals => "=".to_owned(),
+            SelectorToken::NotEquals => "!=".to_owned(),
+            SelectorToken::Not => "!".to_owned(),
+            SelectorToken::Greater => ">".to_owned(),
+            SelectorToken::Less => "<".to_owned(),
+            SelectorToken::Open => "(".to_owned(),
+            SelectorToken::Close => ")".to_owned(),
+            SelectorToken::Comma => "a comma".to_owned(),
+            SelectorToken::End => "the end".to_owned(),
         };
         SelectorError::Syntax { text: abbreviate(self.text), found, expected }
     }
 }
 
 /// Splits off the first token.
-fn split_token(text: &str) -> (Token<'_>, &str) {
+fn split_token(text: &str) -> (SelectorToken<'_>, &str) {
     let text = text.trim_start_matches([' ', '\t', '\r', '\n']);
     for (sign, token) in [
-        ("==", Token::Equals),
-        ("=", Token::Equals),
-        ("!=", Token::NotEquals),
-        ("!", Token::Not),
-        (">", Token::Greater),
-        ("<", Token::Less),
-        ("(", Token::Open),
-        (")", Token::Close),
-        (",", Token::Comma),
+        ("==", SelectorToken::Equals),
+        ("=", SelectorToken::Equals),
+        ("!=", SelectorToken::NotEquals),
+        ("!", SelectorToken::Not),
+        (">", SelectorToken::Greater),
+        ("<", SelectorToken::Less),
+        ("(", SelectorToken::Open),
+        (")", SelectorToken::Close),
+        (",", SelectorToken::Comma),
     ] {
         if let Some(rest) = text.strip_prefix(sign) {
             return (token, rest);
         }
     }
     if text.is_empty() {
-        return (Token::End, "");
+        return (SelectorToken::End, "");
     }
     let end = text.find(['=', '!', '>', '<', '(', ')', ',', ' ', '\t', '\r', '\n']).unwrap_or(text.len());
-    (Token::Word(&text[..end]), &text[end..])
+    (SelectorToken::Word(&text[..end]), &text[end..])
 }

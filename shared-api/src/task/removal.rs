@@ -161,7 +161,7 @@ impl KeepCode {
 
 impl RemovalResult {
     /// Counts the images and sums up what they free, and lists the first [`MAX_REMOVALS`], kept ones last.
-    pub fn of(mut images: Vec<ImageRemoval>) -> Self {
+    pub fn from_images(mut images: Vec<ImageRemoval>) -> Self {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let removed = images.iter().filter(|image| image.outcome.is_removed()).count();
         let kept = images.iter().filter(|image| image.outcome == RemovalOutcome::Kept).count();
@@ -204,7 +204,7 @@ mod tests {
     fn a_long_result_lists_kept_images_last() {
         let kept = std::iter::repeat_n(image(RemovalOutcome::Kept, 0), 2 * MAX_REMOVALS);
         let gone = [image(RemovalOutcome::Removed, 5), image(RemovalOutcome::Failed, 0)];
-        let result = RemovalResult::of(kept.chain(gone).collect());
+        let result = RemovalResult::from_images(kept.chain(gone).collect());
         assert_eq!((result.removed, result.kept, result.freed_bytes), (1, 100, 5));
         assert_eq!(result.images.len(), MAX_REMOVALS);
         let first = result.images.iter().take(3).map(|image| image.outcome);

@@ -14,9 +14,9 @@ use crate::credentials::Sensitive;
 use crate::download::{Deltas, Verification, VerificationMode, Weekday, Zone};
 use crate::failure::FailureCode;
 use crate::settings::NodeSettings;
-use crate::sites::{BlobNews, BlobSource, BlobState, From, Peer, PeerFailure, PeerFault};
+use crate::sites::{BlobNews, BlobPeer, BlobSource, BlobState, From, PeerFailure, PeerFault};
 use crate::task::{
-    Bytes, CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImagePhase, ImageRemoval, ImageResult,
+    ByteProgress, CheckItem, CheckOutcome, ImageFacts, ImageOutcome, ImagePhase, ImageRemoval, ImageResult,
     ImageTask, JobUid, KeepCode, KubeletRecord, MAX_REMOVALS, NoDelta, PullPolicy, PulledBy, RemovalOutcome,
     RemovalResult, SandboxMetadata, TaskOutcome,
 };
@@ -47,8 +47,8 @@ fn task_id() -> TaskId {
 
 /// Checks both directions: what an older peer sends is read, and what it reads is sent.
 fn assert_frame<T: Serialize + DeserializeOwned + PartialEq + Debug>(message: &T, frame: &str) {
-    assert_eq!(encode(message).unwrap(), frame);
-    assert_eq!(&decode::<T>(frame).unwrap(), message);
+    assert_eq!(encode_frame(message).unwrap(), frame);
+    assert_eq!(&decode_frame::<T>(frame).unwrap(), message);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_result_of_a_removal_fits_into_a_message() {
         bytes: u64::MAX,
     };
     let result = TaskResult {
-        removal: Some(RemovalResult::of(vec![image; 10 * MAX_REMOVALS])),
+        removal: Some(RemovalResult::from_images(vec![image; 10 * MAX_REMOVALS])),
         task: task_id(),
         outcome: TaskOutcome::Failed,
         reason,
@@ -71,7 +71,7 @@ fn a_result_of_a_removal_fits_into_a_message() {
         images: Vec::new(),
         took: Duration::MAX,
     };
-    let frame = encode(&EdgeMessage::Result(result)).unwrap();
+    let frame = encode_frame(&EdgeMessage::Result(result)).unwrap();
     assert!(frame.len() < MAX_MESSAGE / 10, "{}", frame.len());
 }
 
@@ -85,7 +85,7 @@ fn a_result_always_fits_into_a_message() {
             digest: Some(format!("sha512:{}", "a".repeat(128))),
             id: Some(format!("sha512:{}", "a".repeat(128))),
             reason: reason.clone(),
-            bytes: Some(Bytes { done: u64::MAX, total: u64::MAX }),
+            bytes: Some(ByteProgress { done: u64::MAX, total: u64::MAX }),
             code: Some(FailureCode::PlatformMismatch),
             attempts: u32::MAX,
             pinned: Some(false),
@@ -113,7 +113,7 @@ fn a_result_always_fits_into_a_message() {
             images: vec![image; MAX_IMAGES],
             took: Duration::MAX,
         };
-        encode(&EdgeMessage::Result(result)).unwrap();
+        encode_frame(&EdgeMessage::Result(result)).unwrap();
     }
 }
 
@@ -185,11 +185,11 @@ fn edge_messages_keep_their_bytes() {
         code: None,
     };
     assert_frame(
-        &EdgeMessage::Progress(Progress {
+        &EdgeMessage::Progress(TaskProgress {
             task: task_id(),
             images: vec![
                 image(0, ImagePhase::Waiting, None, ""),
-                image(1, ImagePhase::Pulling, Some(Bytes { done: 5, total: 9 }), ""),
+                image(1, ImagePhase::Pulling, Some(ByteProgress { done: 5, total: 9 }), ""),
                 ImageProgress {
                     code: Some(FailureCode::RegistryError),
                     ..image(2, ImagePhase::BackingOff, None, "503")
@@ -211,7 +211,7 @@ fn edge_messages_keep_their_bytes() {
 #[test]
 fn a_progress_without_images_says_what_the_task_waits_for() {
     assert_frame(
-        &EdgeMessage::Progress(Progress {
+        &EdgeMessage::Progress(TaskProgress {
             task: task_id(),
             images: Vec::new(),
             waits: "waits for its window".to_owned(),
@@ -242,7 +242,7 @@ fn results_keep_their_bytes() {
                     ImageResult {
                         digest: Some("sha256:a".to_owned()),
                         id: Some("sha256:b".to_owned()),
-                        bytes: Some(Bytes { done: 7, total: 7 }),
+                        bytes: Some(ByteProgress { done: 7, total: 7 }),
                         attempts: 1,
                         ..image(ImageOutcome::Pulled)
                     },
@@ -425,12 +425,12 @@ fn an_assignment_keeps_its_bytes() {
             },
             remaining: Duration::from_secs(300),
             keys: vec![
-                Key::anonymous(),
-                Key::Anonymous { note: "no entry".to_owned() },
-                Key::Credentials {
+                PullKey::anonymous(),
+                PullKey::Anonymous { note: "no entry".to_owned() },
+                PullKey::Credentials {
                     credentials: vec![credential("u", "p", "", ""), credential("", "", "i", "r")],
                 },
-                Key::Unavailable { reason: "no such secret".to_owned() },
+                PullKey::Unavailable { reason: "no such secret".to_owned() },
             ],
             download: DownloadTerms::default(),
         }),
@@ -546,7 +546,7 @@ fn what_a_site_shares_keeps_its_bytes() {
         ),
     );
     let source = |from| BlobSource { digest: "sha256:a".to_owned(), from };
-    let peer = Peer {
+    let peer = BlobPeer {
         node: "edge-2".into(),
         addresses: vec!["10.0.0.2:10006".to_owned()],
         ticket: "12.ab".to_owned(),
@@ -558,7 +558,7 @@ fn what_a_site_shares_keeps_its_bytes() {
         source(From::Wait),
     ];
     assert_frame(
-        &CloudMessage::Sources(Sources { task: task_id(), blobs }),
+        &CloudMessage::Sources(BlobSources { task: task_id(), blobs }),
         concat!(
             r#"{"type":"sources","task":{"job":"uid-1","attempt":2},"blobs":["#,
             r#"{"digest":"sha256:a","from":{"kind":"registry"}},"#,
@@ -572,20 +572,20 @@ fn what_a_site_shares_keeps_its_bytes() {
 #[test]
 fn unknown_fields_and_types_are_ignored() {
     let newer = r#"{"type":"accepted","task":{"job":"uid-1","attempt":2},"added":"later"}"#;
-    assert_eq!(decode::<EdgeMessage>(newer).unwrap(), EdgeMessage::Accepted { task: task_id() });
+    assert_eq!(decode_frame::<EdgeMessage>(newer).unwrap(), EdgeMessage::Accepted { task: task_id() });
     let newer = r#"{"outcome":"failed","reason":"so","code":"Later","attempts":1}"#;
-    assert_eq!(decode::<ImageResult>(newer).unwrap().code, Some(FailureCode::Other));
-    assert_eq!(decode::<EdgeMessage>(r#"{"type":"later"}"#).unwrap(), EdgeMessage::Other);
-    let error = decode::<EdgeMessage>(r#"{"kind":"s3cret"}"#).unwrap_err().to_string();
+    assert_eq!(decode_frame::<ImageResult>(newer).unwrap().code, Some(FailureCode::Other));
+    assert_eq!(decode_frame::<EdgeMessage>(r#"{"type":"later"}"#).unwrap(), EdgeMessage::Other);
+    let error = decode_frame::<EdgeMessage>(r#"{"kind":"s3cret"}"#).unwrap_err().to_string();
     assert!(error.starts_with("not a message of prepull.v1: ") && !error.contains("s3cret"), "{error}");
 }
 
 #[test]
 fn oversized_frames_are_neither_sent_nor_read() {
     let text = |length: usize| Sensitive::new("x".repeat(length));
-    assert!(encode(&text(MAX_MESSAGE - 2)).is_ok());
-    assert!(matches!(encode(&text(MAX_MESSAGE - 1)), Err(DecodeError::TooLarge(_))));
-    assert!(matches!(decode::<Sensitive>(&" ".repeat(MAX_MESSAGE + 1)), Err(DecodeError::TooLarge(_))));
+    assert!(encode_frame(&text(MAX_MESSAGE - 2)).is_ok());
+    assert!(matches!(encode_frame(&text(MAX_MESSAGE - 1)), Err(DecodeError::TooLarge(_))));
+    assert!(matches!(decode_frame::<Sensitive>(&" ".repeat(MAX_MESSAGE + 1)), Err(DecodeError::TooLarge(_))));
 }
 
 #[test]
@@ -599,7 +599,7 @@ fn a_reason_is_cut_at_a_character_boundary() {
 proptest! {
     #[test]
     fn decoding_any_text_never_panics(frame in "[ -~é]{0,60}") {
-        let _ = decode::<EdgeMessage>(&frame);
-        let _ = decode::<CloudMessage>(&frame);
+        let _ = decode_frame::<EdgeMessage>(&frame);
+        let _ = decode_frame::<CloudMessage>(&frame);
     }
 }

@@ -125,7 +125,7 @@ struct PendingWrite {
 }
 
 /// The outcome of polling the socket.
-enum Io {
+enum SocketOutcome {
     Written(Result<(), Error>),
     Read(Option<Result<Message, Error>>),
 }
@@ -193,17 +193,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
                 // Arrived data counts before an expired deadline.
                 biased;
                 io = poll_fn(|cx| self.poll_io(cx, read)) => match io {
-                    Io::Written(done) => {
+                    SocketOutcome::Written(done) => {
                         done?;
                         return Ok(ChannelEvent::Writable);
                     }
-                    Io::Read(Some(Ok(message))) => {
-                        if let Some(event) = interpret(message)? {
+                    SocketOutcome::Read(Some(Ok(message))) => {
+                        if let Some(event) = interpret_message(message)? {
                             return Ok(event);
                         }
                     }
-                    Io::Read(Some(Err(error))) => return Err(error.into()),
-                    Io::Read(None) => return Err(ChannelEnd::Cut),
+                    SocketOutcome::Read(Some(Err(error))) => return Err(error.into()),
+                    SocketOutcome::Read(None) => return Err(ChannelEnd::Cut),
                 },
                 () = sleep_until(wake) => self.check_clock(read)?,
             }
@@ -232,12 +232,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         Ok(())
     }
 
-    fn poll_io(&mut self, cx: &mut Context<'_>, read: bool) -> Poll<Io> {
+    fn poll_io(&mut self, cx: &mut Context<'_>, read: bool) -> Poll<SocketOutcome> {
         if self.pending_write.is_some()
             && let Poll::Ready(done) = Pin::new(&mut *self.socket).poll_flush(cx)
         {
             self.pending_write = None;
-            return Poll::Ready(Io::Written(done));
+            return Poll::Ready(SocketOutcome::Written(done));
         }
         if read {
             let before = self.socket.get_ref().observer().0;
@@ -245,7 +245,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
             if self.socket.get_ref().observer().0 != before {
                 self.last_received = Instant::now();
             }
-            return polled.map(Io::Read);
+            return polled.map(SocketOutcome::Read);
         }
         Poll::Pending
     }
@@ -275,7 +275,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 }
 
 /// Translates a websocket message into an event.
-fn interpret(message: Message) -> Result<Option<ChannelEvent>, ChannelEnd> {
+fn interpret_message(message: Message) -> Result<Option<ChannelEvent>, ChannelEnd> {
     match message {
         Message::Text(text) => Ok(Some(ChannelEvent::Text(text))),
         Message::Ping(_) | Message::Pong(_) => Ok(Some(ChannelEvent::Control)),
@@ -283,7 +283,7 @@ fn interpret(message: Message) -> Result<Option<ChannelEvent>, ChannelEnd> {
             Err(ChannelEnd::Protocol("messages are text frames, and this one is binary".to_owned()))
         }
         Message::Close(Some(frame)) => {
-            Err(ChannelEnd::ByPeer { code: frame.code.into(), reason: printable(&frame.reason) })
+            Err(ChannelEnd::ByPeer { code: frame.code.into(), reason: replace_controls(&frame.reason) })
         }
         Message::Close(None) => {
             Err(ChannelEnd::ByPeer { code: CloseCode::Status.into(), reason: "no reason".to_owned() })
@@ -294,7 +294,7 @@ fn interpret(message: Message) -> Result<Option<ChannelEvent>, ChannelEnd> {
 }
 
 /// Replaces control characters: the peer's reason is logged, and a line break would start a forged line.
-fn printable(text: &str) -> String {
+fn replace_controls(text: &str) -> String {
     text.chars().map(|c| if is_display_control(c) { ' ' } else { c }).collect()
 }
 

@@ -17,7 +17,7 @@ mod schedule;
 mod text;
 mod zones;
 
-pub use openings::{HORIZON, Openings, State};
+pub use openings::{HORIZON, Openings, WindowState};
 pub use text::{BadWindow, check_duration, parse_duration, parse_window, write_duration, write_window};
 pub use zones::is_zone;
 

@@ -23,7 +23,7 @@ pub struct Openings {
 
 /// Whether downloads may run at a moment, and until when that does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct WindowState {
     /// Whether they may.
     pub is_open: bool,
     /// The state holds at least until then; ask again at that time. `None`: it never changes.
@@ -47,7 +47,7 @@ impl Openings {
 
     /// Where the other ones are open as well.
     #[must_use]
-    pub fn and(mut self, other: Self) -> Self {
+    pub fn intersect_with(mut self, other: Self) -> Self {
         self.schedules.extend(other.schedules);
         self
     }
@@ -59,29 +59,29 @@ impl Openings {
 
     /// Whether downloads may run at this moment.
     pub fn is_open(&self, at: Timestamp) -> bool {
-        self.state(at).is_open
+        self.state_at(at).is_open
     }
 
     /// Whether downloads may run at this moment, and for how long that is so.
-    pub fn state(&self, at: Timestamp) -> State {
-        let states = self.schedules.iter().map(|schedule| schedule.state(at));
+    pub fn state_at(&self, at: Timestamp) -> WindowState {
+        let states = self.schedules.iter().map(|schedule| schedule.state_at(at));
         let state = states.reduce(|one, other| match (one.0, other.0) {
             (true, true) => (true, one.1.min(other.1)),
             (false, false) => (false, one.1.max(other.1)),
             (true, false) => other,
             (false, true) => one,
         });
-        State { is_open: state.is_none_or(|state| state.0), until: state.map(|state| state.1) }
+        WindowState { is_open: state.is_none_or(|state| state.0), until: state.map(|state| state.1) }
     }
 
     /// When downloads may run next: this moment if they may now. `None` if that is not before [`HORIZON`].
     pub fn next_open(&self, from: Timestamp) -> Option<Timestamp> {
-        let end = after(from, HORIZON);
+        let end = add_saturating(from, HORIZON);
         let mut at = from;
         while at < end {
-            match self.state(at) {
-                State { is_open: true, .. } => return Some(at),
-                State { is_open: false, until } => at = until?,
+            match self.state_at(at) {
+                WindowState { is_open: true, .. } => return Some(at),
+                WindowState { is_open: false, until } => at = until?,
             }
         }
         None
@@ -90,19 +90,19 @@ impl Openings {
     /// How much of the time between two moments downloads could run.
     pub fn open_between(&self, from: Timestamp, to: Timestamp) -> Duration {
         if self.is_always() {
-            return between(from, to);
+            return time_between(from, to);
         }
-        if between(from, to) > WEEK * EXACT_WEEKS {
-            let week = self.open_between(from, after(from, WEEK));
-            let weeks = between(from, to).as_secs() / WEEK.as_secs();
+        if time_between(from, to) > WEEK * EXACT_WEEKS {
+            let week = self.open_between(from, add_saturating(from, WEEK));
+            let weeks = time_between(from, to).as_secs() / WEEK.as_secs();
             return week.saturating_mul(u32::try_from(weeks).unwrap_or(u32::MAX));
         }
         let (mut at, mut sum) = (from, Duration::ZERO);
         while at < to {
-            let State { is_open, until } = self.state(at);
+            let WindowState { is_open, until } = self.state_at(at);
             let end = until.unwrap_or(to).min(to);
             if is_open {
-                sum += between(at, end);
+                sum += time_between(at, end);
             }
             at = end;
         }
@@ -111,31 +111,31 @@ impl Openings {
 
     /// The moment by which downloads could run for this long. Where no window opens before [`HORIZON`] that much later:
     /// no task should wait for ever.
-    pub fn after(&self, from: Timestamp, open: Duration) -> Timestamp {
+    pub fn after_open_time(&self, from: Timestamp, open: Duration) -> Timestamp {
         if self.is_always() {
-            return after(from, open);
+            return add_saturating(from, open);
         }
-        let exact = after(from, WEEK * EXACT_WEEKS);
+        let exact = add_saturating(from, WEEK * EXACT_WEEKS);
         let (mut at, mut left) = (from, open);
         loop {
-            let Some(opens) = self.next_open(at) else { return after(at, HORIZON) };
+            let Some(opens) = self.next_open(at) else { return add_saturating(at, HORIZON) };
             if opens >= exact {
                 // As much again in each further time of that length. It was open at least once, so this is not zero.
                 let so_far = open.saturating_sub(left).as_nanos().max(1);
                 let times = u32::try_from(left.as_nanos() / so_far).unwrap_or(u32::MAX);
-                return after(opens, (WEEK * EXACT_WEEKS).saturating_mul(times.saturating_add(1)));
+                return add_saturating(opens, (WEEK * EXACT_WEEKS).saturating_mul(times.saturating_add(1)));
             }
-            let closes = self.state(opens).until.unwrap_or(Timestamp::MAX);
-            let length = between(opens, closes);
+            let closes = self.state_at(opens).until.unwrap_or(Timestamp::MAX);
+            let length = time_between(opens, closes);
             if left <= length {
-                return after(opens, left);
+                return add_saturating(opens, left);
             }
             (at, left) = (closes, left.saturating_sub(length));
         }
     }
 
     /// A sentence for a person about the next time that downloads may run. `None` while they may.
-    pub fn explain(&self, at: Timestamp) -> Option<String> {
+    pub fn explain_wait(&self, at: Timestamp) -> Option<String> {
         if self.is_open(at) {
             return None;
         }
@@ -160,11 +160,11 @@ impl Openings {
 }
 
 /// The time that has passed since `from`; none if the clock was set back.
-fn between(from: Timestamp, to: Timestamp) -> Duration {
+fn time_between(from: Timestamp, to: Timestamp) -> Duration {
     to.duration_since(from).try_into().unwrap_or_default()
 }
 
-fn after(from: Timestamp, wait: Duration) -> Timestamp {
+fn add_saturating(from: Timestamp, wait: Duration) -> Timestamp {
     let wait = SignedDuration::try_from(wait).unwrap_or(SignedDuration::MAX);
     from.saturating_add(wait).unwrap_or(Timestamp::MAX)
 }

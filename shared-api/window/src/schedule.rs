@@ -43,12 +43,12 @@ impl Schedule {
     /// `node_zone`: the zone of windows that name none. Unknown ones count as UTC there.
     pub(crate) fn new(windows: &[Window], delay: Duration, node_zone: Option<&str>) -> Self {
         let mut schedule =
-            Self { windows: Vec::with_capacity(windows.len()), delay: signed(delay), unknown: None };
+            Self { windows: Vec::with_capacity(windows.len()), delay: to_signed(delay), unknown: None };
         for window in windows {
             let zone = match &window.time_zone {
-                Zone::Node => node_zone.and_then(zones::find).unwrap_or(TimeZone::UTC),
+                Zone::Node => node_zone.and_then(zones::find_zone).unwrap_or(TimeZone::UTC),
                 Zone::Named(name) => {
-                    let Some(zone) = zones::find(name) else {
+                    let Some(zone) = zones::find_zone(name) else {
                         schedule.unknown = Some(format!("time zone {name:?}"));
                         continue;
                     };
@@ -59,13 +59,13 @@ impl Schedule {
                 schedule.unknown = Some("day".to_owned());
             }
             let (days, start) = (window.days.clone(), window.start);
-            schedule.windows.push(Recurring { days, start, duration: signed(window.duration), zone });
+            schedule.windows.push(Recurring { days, start, duration: to_signed(window.duration), zone });
         }
         schedule
     }
 
     /// Whether a window is open, and until when that is so at least.
-    pub(crate) fn state(&self, now: Timestamp) -> (bool, Timestamp) {
+    pub(crate) fn state_at(&self, now: Timestamp) -> (bool, Timestamp) {
         // Most windows open daily.
         let near = self.state_within(now, DAY);
         near.or_else(|| self.state_within(now, LOOK_AHEAD))
@@ -116,7 +116,7 @@ impl Recurring {
         let first = self.zone.to_datetime(from).date();
         let first = first.checked_sub(1.day()).unwrap_or(first);
         std::iter::successors(Some(first), |date| date.tomorrow().ok())
-            .map(|date| (date, self.opening(date)))
+            .map(|date| (date, self.opening_on(date)))
             // Only dates at the beginning or end of time have no opening.
             .skip_while(|(_, opening)| opening.is_none())
             .take_while(move |(_, opening)| opening.is_some_and(|opening| opening <= to))
@@ -133,7 +133,7 @@ impl Recurring {
     }
 
     /// When it opens on this date.
-    fn opening(&self, date: Date) -> Option<Timestamp> {
+    fn opening_on(&self, date: Date) -> Option<Timestamp> {
         // The casts can't fail: hour and minute are in their ranges, and jiff's types are signed.
         let [hour, minute] = [self.start.hour(), self.start.minute()].map(u8::cast_signed);
         let civil = date.at(hour, minute, 0, 0);
@@ -150,6 +150,6 @@ impl Recurring {
     }
 }
 
-fn signed(duration: Duration) -> SignedDuration {
+fn to_signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }

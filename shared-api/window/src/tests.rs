@@ -32,7 +32,7 @@ fn spans(openings: &Openings, from: &str, count: usize) -> Vec<(String, String)>
     (0..count)
         .map(|_| {
             let opens = openings.next_open(now).unwrap();
-            let closes = openings.state(opens).until.unwrap();
+            let closes = openings.state_at(opens).until.unwrap();
             now = closes;
             (opens.to_string(), closes.to_string())
         })
@@ -142,12 +142,12 @@ fn a_window_in_an_unknown_zone_never_opens() {
     let openings = Openings::new(&[window], Duration::ZERO, None);
     let now = at("2026-01-01T01:10:00Z");
     assert_eq!((openings.is_open(now), openings.next_open(now)), (false, None));
-    assert!(openings.explain(now).unwrap().contains("\"Mars/Olympus\" is not known"));
+    assert!(openings.explain_wait(now).unwrap().contains("\"Mars/Olympus\" is not known"));
 }
 
 #[test]
 fn two_sides_are_open_where_both_are() {
-    let both = openings(&["01:00+4h UTC"]).and(openings(&["03:00+4h UTC"]));
+    let both = openings(&["01:00+4h UTC"]).intersect_with(openings(&["03:00+4h UTC"]));
     assert_eq!(
         spans(&both, "2026-01-01T00:00:00Z", 2),
         pairs(&[
@@ -157,19 +157,19 @@ fn two_sides_are_open_where_both_are() {
     );
     let day = at("2026-01-01T00:00:00Z");
     assert_eq!(both.open_between(day, at("2026-01-03T04:00:00Z")), 5 * HOUR);
-    assert_eq!(both.after(day, 3 * HOUR), at("2026-01-02T04:00:00Z"));
-    let never = openings(&["01:00+1h UTC"]).and(openings(&["03:00+1h UTC"]));
+    assert_eq!(both.after_open_time(day, 3 * HOUR), at("2026-01-02T04:00:00Z"));
+    let never = openings(&["01:00+1h UTC"]).intersect_with(openings(&["03:00+1h UTC"]));
     assert_eq!(never.next_open(day), None);
-    assert_eq!(never.after(day, HOUR), day.checked_add(HORIZON).unwrap());
-    assert_eq!(never.explain(day).unwrap(), "waits for its window, which does not open within 5 weeks");
+    assert_eq!(never.after_open_time(day, HOUR), day.checked_add(HORIZON).unwrap());
+    assert_eq!(never.explain_wait(day).unwrap(), "waits for its window, which does not open within 5 weeks");
 }
 
 #[test]
 fn without_windows_it_is_always_open() {
     let always = Openings::new(&[], HOUR, None);
     let now = at("2026-01-01T00:00:00Z");
-    assert!(always.is_always() && always.is_open(now) && always.explain(now).is_none());
-    assert_eq!(always.after(now, HOUR), at("2026-01-01T01:00:00Z"));
+    assert!(always.is_always() && always.is_open(now) && always.explain_wait(now).is_none());
+    assert_eq!(always.after_open_time(now, HOUR), at("2026-01-01T01:00:00Z"));
     assert_eq!(always.open_between(now, at("2026-01-01T01:00:00Z")), HOUR);
     assert_eq!(always.open_between(at("2026-01-01T01:00:00Z"), now), Duration::ZERO);
 }
@@ -178,12 +178,12 @@ fn without_windows_it_is_always_open() {
 fn time_far_ahead_needs_no_walk() {
     let nightly = openings(&["01:00+1h UTC"]);
     let now = at("2026-01-01T00:00:00Z");
-    let century = nightly.after(now, HOUR * 365 * 100);
+    let century = nightly.after_open_time(now, HOUR * 365 * 100);
     let years = century.duration_since(now).as_hours() / 24 / 365;
     assert!((99..=101).contains(&years), "{years}");
     assert_eq!(nightly.open_between(now, at("2126-01-01T00:00:00Z")).as_secs() / 3600 / 364, 100);
     // Longer than time lasts.
-    assert_eq!(nightly.after(now, Duration::MAX), Timestamp::MAX);
+    assert_eq!(nightly.after_open_time(now, Duration::MAX), Timestamp::MAX);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn after_days(days: u64) -> Timestamp {
 #[test]
 fn the_next_opening_is_explained_in_its_zone() {
     let nightly = delayed(&["Mon 01:00+4h Europe/Berlin", "20:00+10m UTC"], 7 * MINUTE);
-    let explain = |now: &str| nightly.explain(at(now));
+    let explain = |now: &str| nightly.explain_wait(at(now));
     assert_eq!(
         explain("2026-11-22T21:00:00Z").unwrap(),
         "waits for its window, opens at 01:07 Europe/Berlin (Mon 23 Nov)"
@@ -268,7 +268,7 @@ fn open_minutes(windows: &[Window], delay: usize, from: Timestamp, count: usize)
 
 /// Whether the window opens in each minute.
 fn opening_minutes(window: &Window, from: Timestamp, count: usize) -> Vec<bool> {
-    let zone = zones::find(&window.time_zone.to_string()).unwrap();
+    let zone = zones::find_zone(&window.time_zone.to_string()).unwrap();
     let civil = |minute: usize| {
         zone.to_datetime(minutes(from, i64::try_from(minute).unwrap() - i64::try_from(BEFORE).unwrap()))
     };
@@ -359,7 +359,7 @@ proptest! {
         prop_assert_eq!(found, next);
         // The inverse of the sum.
         if count > 0 {
-            let end = openings.after(from, MINUTE * count);
+            let end = openings.after_open_time(from, MINUTE * count);
             prop_assert_eq!(openings.open_between(from, end), MINUTE * count);
             prop_assert!(end <= minutes(from, 240));
         }
@@ -372,7 +372,7 @@ proptest! {
         part in 0_i64..1000,
     ) {
         let openings = Openings::new(&windows, Duration::ZERO, None);
-        let State { is_open, until } = openings.state(from);
+        let WindowState { is_open, until } = openings.state_at(from);
         let until = until.unwrap();
         prop_assert!(until > from);
         let length = until.duration_since(from).as_millis();

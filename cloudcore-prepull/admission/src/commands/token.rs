@@ -9,14 +9,14 @@ use clap::Args;
 use prepull_api::enroll::{JoinToken, TOKEN_ID_LEN};
 use prepull_api::task::NodeName;
 use prepull_program::errors::with_causes;
-use prepull_program::table::align;
+use prepull_program::table::align_columns;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-use super::node::{Installation, exists, parse_node};
-use crate::ca::{self, CA_CONFIG_MAP, Fingerprint};
+use super::node::{Installation, node_exists, parse_node};
+use crate::ca::{self, CA_CONFIG_MAP, CaFingerprint};
 use crate::records::Records;
-use crate::tokens::{ListedToken, Scope, Tokens};
+use crate::tokens::{JoinTokens, ListedToken, Scope};
 
 /// The longest lifetime of a token. A longer-lived one would be a forgotten key to the fleet.
 const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -44,7 +44,7 @@ pub struct CreateArgs {
 
 /// The arguments of `revoke`.
 #[derive(Debug, Args)]
-pub struct RevokeArgs {
+pub struct RevokeTokenArgs {
     /// The ID that `token list` shows: the part of the token between the two dots.
     #[arg(value_name = "ID")]
     pub id: String,
@@ -63,7 +63,7 @@ fn parse_ttl(text: &str) -> Result<Duration, String> {
 pub async fn create(
     args: CreateArgs,
     at: &Installation,
-    first_ca: impl AsyncFnOnce() -> anyhow::Result<Fingerprint>,
+    first_ca: impl AsyncFnOnce() -> anyhow::Result<CaFingerprint>,
     out: &mut (dyn Write + Send),
     hints: &mut (dyn Write + Send),
 ) -> anyhow::Result<ListedToken> {
@@ -71,7 +71,7 @@ pub async fn create(
         (args, at);
     let ca = match ca_cert {
         Some(path) => read_fingerprint(&path)?,
-        None => match ca::published(client.clone(), namespace).await {
+        None => match ca::published_fingerprint(client.clone(), namespace).await {
             Ok(Some(published)) => published,
             Ok(None) => first_ca().await.with_context(|| {
                 format!(
@@ -86,7 +86,7 @@ pub async fn create(
     };
     let is_missing = match &node {
         // Who may not list nodes is not warned.
-        Some(node) => matches!(exists(client.clone(), node).await, Ok(false)),
+        Some(node) => matches!(node_exists(client.clone(), node).await, Ok(false)),
         None => false,
     };
     let revocation = match &node {
@@ -110,7 +110,7 @@ pub async fn list(at: &Installation) -> anyhow::Result<Vec<ListedToken>> {
 }
 
 /// Revokes a token. Returns its ID.
-pub async fn revoke(args: RevokeArgs, at: &Installation) -> anyhow::Result<String> {
+pub async fn revoke(args: RevokeTokenArgs, at: &Installation) -> anyhow::Result<String> {
     // The whole token is accepted in place of its ID.
     let id = args.id.parse::<JoinToken>().map_or(args.id, |token| token.id);
     // The error does not quote the text, which may contain a secret.
@@ -120,8 +120,8 @@ pub async fn revoke(args: RevokeArgs, at: &Installation) -> anyhow::Result<Strin
     Ok(id)
 }
 
-fn tokens(at: &Installation) -> Tokens {
-    Tokens::in_cluster(at.client.clone(), &at.namespace)
+fn tokens(at: &Installation) -> JoinTokens {
+    JoinTokens::in_cluster(at.client.clone(), &at.namespace)
 }
 
 /// The revocation of the node, which its token must name. A user who may not read it gets a token that admits the
@@ -188,7 +188,7 @@ fn render_hints(scope: &Scope, expires: SystemTime, line: Option<&str>, is_missi
     )
 }
 
-fn read_fingerprint(path: &std::path::Path) -> anyhow::Result<Fingerprint> {
+fn read_fingerprint(path: &std::path::Path) -> anyhow::Result<CaFingerprint> {
     let certificate = CertificateDer::from_pem_file(path)
         .with_context(|| format!("reading the CA's certificate from {} (--ca-cert)", path.display()))?;
     Ok(crate::sha256(&certificate))
@@ -210,7 +210,7 @@ pub fn render_table(tokens: &[ListedToken]) -> String {
             used.to_owned(),
         ]
     }));
-    align(&rows, 2)
+    align_columns(&rows, 2)
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ impl HeldKey {
 
     /// The same, with the details of its certificate that the commands show.
     #[must_use]
-    pub fn certified(self, ca: Option<CaId>, form: SubjectForm) -> Self {
+    pub fn with_certificate(self, ca: Option<CaId>, form: SubjectForm) -> Self {
         Self { ca, old_subject: form == SubjectForm::Kubelet, ..self }
     }
 }
@@ -74,7 +74,7 @@ pub struct Revocation {
 
 /// The scope of a joining node's token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Admission {
+pub enum JoinScope {
     /// A token for the whole fleet.
     Fleet,
     /// A token for this node. It names the revocation that stood when it was made.
@@ -86,7 +86,7 @@ pub enum Admission {
 
 /// What happened to a node, or is to happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum RecordChange {
     /// A certificate of this key was seen in use.
     Seen(HeldKey),
     /// The holder of `by` asks for a certificate of `requested`. It has proved to hold both keys.
@@ -99,7 +99,7 @@ pub enum Change {
     /// The holder of a token asks for a certificate of `requested`.
     Joined {
         /// The scope of the token.
-        by: Admission,
+        by: JoinScope,
         /// The key of the certificate.
         requested: HeldKey,
     },
@@ -118,7 +118,7 @@ pub enum Change {
 /// Why a node is refused although its certificate, or its token, is valid. The text is for the operator of the edge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the text of each explains it")]
-pub enum Refusal {
+pub enum NodeRefusal {
     #[error(
         "node {node} is revoked ({at}): a join with a new token of its own lets it in again (`kubectl prepull tokens \
          create --node {node}`), and `kubectl prepull node allow {node}` takes the revocation back"
@@ -188,7 +188,7 @@ impl NodeRecord {
     }
 
     /// What people are shown of it. A renewal that was not seen in use yet may have reached the edge.
-    pub fn shown(&self) -> Recorded {
+    pub fn for_display(&self) -> Recorded {
         let until = [self.key, self.next].into_iter().flatten().map(|held| held.not_after).max();
         let is_revoked = self.revoked.as_ref().is_some_and(|revocation| !revocation.rejoined);
         Recorded { certificate_until: until, is_revoked }
@@ -202,11 +202,11 @@ impl NodeRecord {
     ///
     /// A superseded key is: it ends with its certificate, since it is not renewed. Its holder may be the thief or the
     /// victim, and a box that was restored from a snapshot must not lose its work at once.
-    pub fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
+    pub fn check_standing(&self, node: &NodeName, key: KeyHash) -> Result<Standing, NodeRefusal> {
         if let Some(Revocation { at, rejoined }) = &self.revoked
             && !(*rejoined && self.holds(key))
         {
-            return Err(Refusal::Revoked { node: node.clone(), at: at.clone() });
+            return Err(NodeRefusal::Revoked { node: node.clone(), at: at.clone() });
         }
         Ok(match (self.key, self.next) {
             (Some(held), _) if held.sha256 == key && held.seen => Standing::Known,
@@ -219,19 +219,19 @@ impl NodeRecord {
     }
 
     /// The record after the change.
-    pub fn after(&self, node: &NodeName, change: &Change) -> Result<Self, Refusal> {
+    pub fn with_change(&self, node: &NodeName, change: &RecordChange) -> Result<Self, NodeRefusal> {
         let mut record = self.clone();
         match change {
-            Change::Seen(used) => record.note_use(node, *used),
-            Change::Renewed { by, requested } => record.renew(node, *by, *requested)?,
-            Change::Joined { by, requested } => record.join(node, by, *requested)?,
-            Change::Revoke { at } => match &record.revoked {
+            RecordChange::Seen(used) => record.note_use(node, *used),
+            RecordChange::Renewed { by, requested } => record.renew(node, *by, *requested)?,
+            RecordChange::Joined { by, requested } => record.join(node, by, *requested)?,
+            RecordChange::Revoke { at } => match &record.revoked {
                 Some(Revocation { rejoined: false, .. }) => {}
                 _ => record.revoked = Some(Revocation { at: at.clone(), rejoined: false }),
             },
-            Change::Allow { old_keys } => match &record.revoked {
+            RecordChange::Allow { old_keys } => match &record.revoked {
                 Some(Revocation { at, rejoined: true }) if !old_keys => {
-                    return Err(Refusal::HasRejoined { node: node.clone(), at: at.clone() });
+                    return Err(NodeRefusal::HasRejoined { node: node.clone(), at: at.clone() });
                 }
                 _ => record.revoked = None,
             },
@@ -242,7 +242,7 @@ impl NodeRecord {
     /// A key that is let in and is in use supersedes those before it.
     fn note_use(&mut self, node: &NodeName, used: HeldKey) {
         let used = HeldKey { seen: true, ..used };
-        match (self.stand(node, used.sha256), self.next) {
+        match (self.check_standing(node, used.sha256), self.next) {
             (Ok(Standing::ToBeRecorded), Some(next)) if next.sha256 == used.sha256 => {
                 (self.key, self.next) = (Some(HeldKey { seen: true, ..next }), None);
             }
@@ -253,9 +253,9 @@ impl NodeRecord {
         }
     }
 
-    fn renew(&mut self, node: &NodeName, by: HeldKey, requested: HeldKey) -> Result<(), Refusal> {
+    fn renew(&mut self, node: &NodeName, by: HeldKey, requested: HeldKey) -> Result<(), NodeRefusal> {
         let newest = self.key.map(|held| held.sha256);
-        let standing = self.stand(node, by.sha256)?;
+        let standing = self.check_standing(node, by.sha256)?;
         self.note_use(node, by);
         let holds_by = self.holds(by.sha256);
         match (&mut self.key, &mut self.next) {
@@ -273,7 +273,7 @@ impl NodeRecord {
                     Standing::Superseded { newest } => newest,
                     Standing::Known | Standing::ToBeRecorded => newest.unwrap_or(by.sha256),
                 };
-                return Err(Refusal::Superseded { node: node.clone(), newest });
+                return Err(NodeRefusal::Superseded { node: node.clone(), newest });
             }
         }
         Ok(())
@@ -281,22 +281,22 @@ impl NodeRecord {
 
     /// A join with a token is deliberate, so its key is the node's at once. Its answer may be lost, so the same key
     /// may join again.
-    fn join(&mut self, node: &NodeName, by: &Admission, requested: HeldKey) -> Result<(), Refusal> {
+    fn join(&mut self, node: &NodeName, by: &JoinScope, requested: HeldKey) -> Result<(), NodeRefusal> {
         let again = self.key.filter(|held| held.sha256 == requested.sha256);
         match (by, &mut self.revoked) {
-            (Admission::Fleet, Some(Revocation { at, .. })) => {
-                return Err(Refusal::Revoked { node: node.clone(), at: at.clone() });
+            (JoinScope::Fleet, Some(Revocation { at, .. })) => {
+                return Err(NodeRefusal::Revoked { node: node.clone(), at: at.clone() });
             }
-            (Admission::Fleet, None) if self.key.is_some() && again.is_none() => {
-                return Err(Refusal::HasJoined { node: node.clone() });
+            (JoinScope::Fleet, None) if self.key.is_some() && again.is_none() => {
+                return Err(NodeRefusal::HasJoined { node: node.clone() });
             }
-            (Admission::Node { after_revocation }, Some(Revocation { at, rejoined })) => {
+            (JoinScope::Node { after_revocation }, Some(Revocation { at, rejoined })) => {
                 if after_revocation.as_ref() != Some(at) {
-                    return Err(Refusal::OldToken { node: node.clone(), at: at.clone() });
+                    return Err(NodeRefusal::OldToken { node: node.clone(), at: at.clone() });
                 }
                 *rejoined = true;
             }
-            (Admission::Fleet | Admission::Node { .. }, None) => {}
+            (JoinScope::Fleet | JoinScope::Node { .. }, None) => {}
         }
         let seen = again.is_some_and(|held| held.seen);
         (self.key, self.next) = (Some(HeldKey { seen, ..requested }), None);

@@ -29,7 +29,7 @@ pub struct Shard {
 
 impl ShardId {
     /// The shard of a node.
-    pub fn of(node: &NodeName) -> Self {
+    pub fn for_node(node: &NodeName) -> Self {
         Self(usize::from(digest(&SHA256, node.as_str().as_bytes()).as_ref()[0]) % SHARDS)
     }
 
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(Shard::decode(data.clone(), None), shard);
         data.insert("edge-1".to_owned(), "{\"key\":7}".to_owned());
         let spoilt = Shard::decode(data, None).record(&"edge-1".into());
-        assert!(spoilt.stand(&"edge-1".into(), KeyHash::new([1; 32])).is_err());
+        assert!(spoilt.check_standing(&"edge-1".into(), KeyHash::new([1; 32])).is_err());
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
     fn nodes_are_spread_over_all_shards() {
         let mut counts = [0; SHARDS];
         for n in 0..10_000 {
-            counts[ShardId::of(&NodeName(format!("edge-{n}"))).index()] += 1;
+            counts[ShardId::for_node(&NodeName(format!("edge-{n}"))).index()] += 1;
         }
         assert!(counts.iter().all(|count| (500..750).contains(count)), "{counts:?}");
         assert!(ShardId::all().all(|shard| ShardId::of_name(&shard.name()) == Some(shard)));

@@ -9,7 +9,7 @@ use kube::Api;
 use kube::api::ObjectMeta;
 use prepull_api::task::NodeName;
 
-use super::record::{Change, NodeRecord, Refusal};
+use super::record::{NodeRecord, NodeRefusal, RecordChange};
 use super::shard::{Shard, ShardId};
 use crate::post_params;
 
@@ -24,7 +24,7 @@ pub const ATTEMPTS: usize = 10;
 #[expect(missing_docs, reason = "the text of each explains it")]
 pub enum RosterError {
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] NodeRefusal),
     #[error("{operation} ConfigMap {name}")]
     Request { operation: &'static str, name: String, source: Box<kube::Error> },
     #[error("ConfigMap {0} keeps changing under this change: try again")]
@@ -42,14 +42,14 @@ type Memory = BTreeMap<ShardId, (u64, BTreeMap<String, String>)>;
 
 /// Storage of the shards.
 #[derive(Clone, Debug)]
-pub enum Store {
+pub enum ShardStore {
     /// In the cluster.
     ConfigMaps(Box<Api<ConfigMap>>),
     /// In this process.
     Memory(Arc<Mutex<Memory>>),
 }
 
-impl Store {
+impl ShardStore {
     /// Storage in the ConfigMaps of `namespace`.
     pub fn in_cluster(client: kube::Client, namespace: &str) -> Self {
         Self::ConfigMaps(Box::new(Api::namespaced(client, namespace)))
@@ -140,13 +140,13 @@ impl Store {
     pub async fn change(
         &self,
         node: &NodeName,
-        change: &Change,
+        change: &RecordChange,
     ) -> Result<(NodeRecord, NodeRecord), RosterError> {
-        let id = ShardId::of(node);
+        let id = ShardId::for_node(node);
         for _ in 0..ATTEMPTS {
             let mut shard = self.read(id).await?;
             let before = shard.record(node);
-            let after = before.after(node, change)?;
+            let after = before.with_change(node, change)?;
             if !shard.put(node, after.clone()) || self.write(id, &shard).await?.is_some() {
                 return Ok((before, after));
             }

@@ -52,7 +52,7 @@ pub enum RedeemError {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct TokenRecord {
     pub(super) scope: Scope,
     pub(super) expires: SystemTime,
     pub(super) secret_hash: SecretHash,
@@ -63,14 +63,14 @@ pub(super) struct Record {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Decision {
+pub(super) enum TokenDecision {
     /// The node may join.
     Admit,
     /// The node may join once this record is stored.
-    AdmitOnceMarked(Record),
+    AdmitOnceMarked(TokenRecord),
 }
 
-impl Record {
+impl TokenRecord {
     pub(super) fn new(
         token: &JoinToken,
         scope: Scope,
@@ -80,20 +80,20 @@ impl Record {
         Self {
             scope,
             expires,
-            secret_hash: SecretHash::of(token.secret.expose()),
+            secret_hash: SecretHash::from_secret(token.secret.expose()),
             used_by: None,
             after_revocation,
         }
     }
 
     /// Decides whether the holder of `secret` may join as `node` with this key.
-    pub(super) fn redeem(
+    pub(super) fn decide_join(
         &self,
         secret: &str,
         node: &NodeName,
         key: [u8; 32],
         now: SystemTime,
-    ) -> Result<Decision, RedeemError> {
+    ) -> Result<TokenDecision, RedeemError> {
         // The secret first, so that a wrong guess reveals nothing else.
         if !self.secret_hash.is_of(secret) {
             return Err(RedeemError::Unknown);
@@ -105,12 +105,12 @@ impl Record {
             return Err(RedeemError::NotANode(node.to_string()));
         }
         match (&self.scope, self.used_by) {
-            (Scope::Fleet, _) => Ok(Decision::Admit),
+            (Scope::Fleet, _) => Ok(TokenDecision::Admit),
             (Scope::Node(own), _) if own != node => Err(RedeemError::OtherNode(own.clone())),
-            (Scope::Node(_), Some(used)) if used == key => Ok(Decision::Admit),
+            (Scope::Node(_), Some(used)) if used == key => Ok(TokenDecision::Admit),
             (Scope::Node(_), Some(_)) => Err(RedeemError::UsedByOtherKey),
             (Scope::Node(_), None) => {
-                Ok(Decision::AdmitOnceMarked(Self { used_by: Some(key), ..self.clone() }))
+                Ok(TokenDecision::AdmitOnceMarked(Self { used_by: Some(key), ..self.clone() }))
             }
         }
     }
@@ -122,18 +122,18 @@ pub struct SecretHash(pub(super) [u8; 32]);
 
 impl SecretHash {
     /// The hash of a secret.
-    pub fn of(secret: &str) -> Self {
+    pub fn from_secret(secret: &str) -> Self {
         Self(sha256(secret.as_bytes()))
     }
 
     /// Whether it is the hash of this secret, in constant time.
     pub fn is_of(&self, secret: &str) -> bool {
-        equal(&Self::of(secret).0, &self.0)
+        constant_time_eq(&Self::from_secret(secret).0, &self.0)
     }
 }
 
 /// Compares in constant time.
-fn equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
+fn constant_time_eq(a: &[u8; 32], b: &[u8; 32]) -> bool {
     std::hint::black_box(a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b))) == 0
 }
 
@@ -143,11 +143,11 @@ mod tests {
 
     #[test]
     fn hashes_differ_if_any_byte_differs() {
-        assert!(equal(&[7; 32], &[7; 32]));
+        assert!(constant_time_eq(&[7; 32], &[7; 32]));
         for at in 0..32 {
             let mut other = [7; 32];
             other[at] ^= 0x80;
-            assert!(!equal(&[7; 32], &other));
+            assert!(!constant_time_eq(&[7; 32], &other));
         }
     }
 }

@@ -10,7 +10,7 @@ use kube::api::{DeleteParams, ListParams, ObjectMeta};
 use prepull_api::enroll::{hex, unhex};
 use prepull_api::task::NodeName;
 
-use super::record::{Record, Scope, SecretHash};
+use super::record::{Scope, SecretHash, TokenRecord};
 use crate::post_params;
 
 /// The label of every token's Secret. Its value is the token's id.
@@ -32,15 +32,15 @@ pub struct StoreError {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Store {
+pub(super) enum TokenStore {
     Secrets(Box<Api<Secret>>),
-    Memory(Arc<Mutex<BTreeMap<String, (Record, u64)>>>),
+    Memory(Arc<Mutex<BTreeMap<String, (TokenRecord, u64)>>>),
 }
 
 /// One version of a token. Replacing any other version is refused.
-type Version = Option<String>;
+type RecordVersion = Option<String>;
 
-impl Store {
+impl TokenStore {
     pub(super) fn in_cluster(client: kube::Client, namespace: &str) -> Self {
         Self::Secrets(Box::new(Api::namespaced(client, namespace)))
     }
@@ -49,7 +49,7 @@ impl Store {
         Self::Memory(Arc::default())
     }
 
-    pub(super) async fn create(&self, id: &str, record: &Record) -> Result<(), StoreError> {
+    pub(super) async fn create(&self, id: &str, record: &TokenRecord) -> Result<(), StoreError> {
         match self {
             Self::Secrets(secrets) => {
                 let created = secrets.create(&post_params(), &to_secret(id, record, None)).await;
@@ -62,7 +62,7 @@ impl Store {
         }
     }
 
-    pub(super) async fn get(&self, id: &str) -> Result<Option<(Record, Version)>, StoreError> {
+    pub(super) async fn get(&self, id: &str) -> Result<Option<(TokenRecord, RecordVersion)>, StoreError> {
         match self {
             Self::Secrets(secrets) => {
                 let secret = secrets.get_opt(&secret_name(id)).await.map_err(store_error("reading", id))?;
@@ -79,8 +79,8 @@ impl Store {
     pub(super) async fn replace(
         &self,
         id: &str,
-        record: &Record,
-        version: Version,
+        record: &TokenRecord,
+        version: RecordVersion,
     ) -> Result<bool, StoreError> {
         match self {
             Self::Secrets(secrets) => {
@@ -118,7 +118,7 @@ impl Store {
     }
 
     /// Lists all tokens by id; a malformed Secret has no record.
-    pub(super) async fn list(&self) -> Result<Vec<(String, Option<Record>)>, StoreError> {
+    pub(super) async fn list(&self) -> Result<Vec<(String, Option<TokenRecord>)>, StoreError> {
         match self {
             Self::Secrets(secrets) => {
                 let mut params = ListParams::default().labels(TOKEN_LABEL).limit(PAGE);
@@ -162,8 +162,8 @@ const NODE: &str = "node";
 const USED_BY: &str = "used-by-key-sha256";
 const AFTER_REVOCATION: &str = "after-revocation";
 
-fn to_secret(id: &str, record: &Record, version: Option<String>) -> Secret {
-    let Record { scope, expires, secret_hash, used_by, after_revocation } = record;
+fn to_secret(id: &str, record: &TokenRecord, version: Option<String>) -> Secret {
+    let TokenRecord { scope, expires, secret_hash, used_by, after_revocation } = record;
     let mut data = BTreeMap::from([
         (SECRET_HASH, hex(&secret_hash.0)),
         (EXPIRATION, humantime::format_rfc3339_seconds(*expires).to_string()),
@@ -203,10 +203,10 @@ pub fn hash_of(secret: &Secret) -> Option<(&str, SecretHash)> {
 }
 
 /// The token's record; `None` if the Secret is malformed.
-fn from_secret(secret: &Secret) -> Option<Record> {
+fn from_secret(secret: &Secret) -> Option<TokenRecord> {
     let data = secret.data.as_ref()?;
     let text = |key: &str| data.get(key).map(|bytes| std::str::from_utf8(&bytes.0).ok());
-    Some(Record {
+    Some(TokenRecord {
         secret_hash: SecretHash(unhex(text(SECRET_HASH)??)?),
         expires: humantime::parse_rfc3339(text(EXPIRATION)??).ok()?,
         scope: match text(NODE) {
@@ -234,14 +234,14 @@ mod tests {
     #[test]
     fn a_well_formed_token_round_trips() {
         let expires = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let fleet = Record {
+        let fleet = TokenRecord {
             scope: Scope::Fleet,
             expires,
             secret_hash: SecretHash([1; 32]),
             used_by: None,
             after_revocation: None,
         };
-        let node = Record {
+        let node = TokenRecord {
             scope: Scope::Node("edge-1".into()),
             used_by: Some([2; 32]),
             after_revocation: Some("2026-11-22T04:00:00Z".to_owned()),
@@ -258,10 +258,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_changed_token_is_not_replaced() {
-        let (store, expires) = (Store::in_memory(), UNIX_EPOCH);
+        let (store, expires) = (TokenStore::in_memory(), UNIX_EPOCH);
         let secret_hash = SecretHash([1; 32]);
         let record =
-            Record { scope: Scope::Fleet, expires, secret_hash, used_by: None, after_revocation: None };
+            TokenRecord { scope: Scope::Fleet, expires, secret_hash, used_by: None, after_revocation: None };
         store.create("x", &record).await.unwrap();
         let (_, first) = store.get("x").await.unwrap().unwrap();
         let (_, second) = store.get("x").await.unwrap().unwrap();

@@ -45,9 +45,9 @@ pub(crate) fn measure(memory: PeakAlloc) {
         "\nsite: {LAYERS} layers for all nodes of one site; then sites of one node in which nothing happens"
     );
     for nodes in [NODES / 10, NODES] {
-        let (world, began) = (start(nodes, 1), cpu_time());
+        let (world, began) = (start_world(nodes, 1), cpu_time());
         let (mut world, used) = (world, memory.current_usage());
-        let (counted, held) = share(&mut world, nodes, || memory.current_usage().saturating_sub(used));
+        let (counted, held) = share_layers(&mut world, nodes, || memory.current_usage().saturating_sub(used));
         let (took, longest) = (cpu_time().saturating_sub(began), world.figures.longest_flush);
         let each = took / u32::try_from(nodes * LAYERS).unwrap_or(u32::MAX);
         println!(
@@ -65,9 +65,9 @@ pub(crate) fn measure(memory: PeakAlloc) {
             );
         }
     }
-    let mut world = start(NODES, NODES);
+    let mut world = start_world(NODES, NODES);
     for index in 0..NODES {
-        say(&mut world, SignedDuration::ZERO, &name(index), vec![news(0, BlobState::Here)]);
+        send_blobs(&mut world, SignedDuration::ZERO, &name(index), vec![layer_news(0, BlobState::Here)]);
     }
     world.run_for(SignedDuration::from_mins(2));
     let began = cpu_time();
@@ -83,7 +83,7 @@ pub(crate) fn measure(memory: PeakAlloc) {
 }
 
 /// Nodes that work on a task each.
-fn start(nodes: usize, sites: usize) -> World {
+fn start_world(nodes: usize, sites: usize) -> World {
     let mut world = World::of_sites(nodes, sites, never);
     world.make_job("job", None);
     world.run_for(SignedDuration::from_mins(1));
@@ -92,10 +92,10 @@ fn start(nodes: usize, sites: usize) -> World {
 }
 
 /// All nodes want all layers at once, and get them. Returns the most bytes by the tracker's count, and of the heap then.
-fn share(world: &mut World, nodes: usize, held: impl Fn() -> usize) -> (usize, usize) {
+fn share_layers(world: &mut World, nodes: usize, held: impl Fn() -> usize) -> (usize, usize) {
     for index in 0..nodes {
-        let wanted = (0..LAYERS).map(|layer| news(layer, BlobState::Wanted)).collect();
-        say(world, SignedDuration::ZERO, &name(index), wanted);
+        let wanted = (0..LAYERS).map(|layer| layer_news(layer, BlobState::Wanted)).collect();
+        send_blobs(world, SignedDuration::ZERO, &name(index), wanted);
     }
     let (mut done, mut most) = (HashSet::new(), (0, 0));
     while done.len() < nodes * LAYERS {
@@ -115,9 +115,9 @@ fn share(world: &mut World, nodes: usize, held: impl Fn() -> usize) -> (usize, u
             for (digests, state, wait) in
                 [(carried, BlobState::Carrying, CARRY), (fetched, BlobState::Fetching, FETCH)]
             {
-                let all = |state| digests.iter().map(|digest| of(digest.clone(), state)).collect();
-                say(world, SignedDuration::ZERO, &directions.node, all(state));
-                say(world, wait, &directions.node, all(BlobState::Here));
+                let all = |state| digests.iter().map(|digest| blob_news(digest.clone(), state)).collect();
+                send_blobs(world, SignedDuration::ZERO, &directions.node, all(state));
+                send_blobs(world, wait, &directions.node, all(BlobState::Here));
             }
         }
         if world.site_bytes() > most.0 {
@@ -128,15 +128,15 @@ fn share(world: &mut World, nodes: usize, held: impl Fn() -> usize) -> (usize, u
     most
 }
 
-fn news(layer: usize, state: BlobState) -> BlobNews {
-    of(format!("sha256:{layer:064x}"), state)
+fn layer_news(layer: usize, state: BlobState) -> BlobNews {
+    blob_news(format!("sha256:{layer:064x}"), state)
 }
 
-fn of(digest: String, state: BlobState) -> BlobNews {
+fn blob_news(digest: String, state: BlobState) -> BlobNews {
     BlobNews { digest, size: SIZE, state, done: if state == BlobState::Here { SIZE } else { 0 } }
 }
 
-fn say(world: &mut World, wait: SignedDuration, node: &NodeName, blobs: Vec<BlobNews>) {
+fn send_blobs(world: &mut World, wait: SignedDuration, node: &NodeName, blobs: Vec<BlobNews>) {
     if blobs.is_empty() {
         return;
     }

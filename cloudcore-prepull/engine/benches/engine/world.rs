@@ -16,9 +16,11 @@ use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use prepull_engine::kruise;
 use prepull_engine::kruise::jobs::{self, JobWrite, WriteTarget};
-use prepull_engine::kruise::node_images::{self, CompactNodeImage, SharedParts, Write, Written};
+use prepull_engine::kruise::node_images::{
+    self, CompactNodeImage, NodeImageWrite, SharedParts, WrittenNodeImage,
+};
 use prepull_engine::prepull::controller::{self, Content};
-use prepull_engine::recording::{Entry, count};
+use prepull_engine::recording::{RecordingEntry, count_actions};
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::sites::{Directions, SITE_LABEL, SiteSettings};
 use serde_json::json;
@@ -37,7 +39,7 @@ pub(crate) type PullTime = fn(usize) -> SignedDuration;
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct EngineFigures {
     /// Inputs that the engine took in.
     pub(crate) inputs: usize,
     /// Tasks that were dispatched.
@@ -73,7 +75,7 @@ pub(crate) struct World {
     /// Jobs that have ended, by their status.
     pub(crate) ended: HashSet<String>,
     /// What was counted.
-    pub(crate) figures: Figures,
+    pub(crate) figures: EngineFigures,
     /// The recording, where one is wanted.
     pub(crate) recording: Option<Vec<u8>>,
 }
@@ -86,28 +88,28 @@ pub(crate) fn name(index: usize) -> NodeName {
 impl World {
     /// A fleet of connected, Ready edge nodes without any job. With `kruise`, jobs can use Kruise's API.
     pub(crate) fn new(nodes: usize, kruise: bool, pull_time: PullTime, recording: bool) -> Self {
-        let mut world = Self::empty(engine(kruise), pull_time);
+        let mut world = Self::without_nodes(engine(kruise), pull_time);
         world.recording = recording.then(Vec::new);
-        let begin = Entry::Begin {
+        let begin = RecordingEntry::Begin {
             version: "made up".to_owned(),
             kruise_node_selector: kruise.then(|| prepull_api::crd::EDGE_LABEL.to_owned()),
             sites: SiteSettings::default(),
         };
         world.record(&begin);
-        world.list(nodes, kruise);
+        world.connect_nodes(nodes, kruise);
         world
     }
 
     /// The same for jobs that share, with the nodes spread over sites.
     pub(crate) fn of_sites(nodes: usize, sites: usize, pull_time: PullTime) -> Self {
         let settings = SiteSettings { share_by_default: true, ..SiteSettings::default() };
-        let mut world = Self::empty(engine(false).with_sites(settings), pull_time);
+        let mut world = Self::without_nodes(engine(false).with_sites(settings), pull_time);
         world.sites = Some(sites);
-        world.list(nodes, false);
+        world.connect_nodes(nodes, false);
         world
     }
 
-    fn empty(engine: Engine, pull_time: PullTime) -> Self {
+    fn without_nodes(engine: Engine, pull_time: PullTime) -> Self {
         Self {
             engine,
             now: "2026-01-01T00:00:00Z".parse().expect("a time"),
@@ -122,12 +124,12 @@ impl World {
             sites: None,
             directions: Vec::new(),
             ended: HashSet::new(),
-            figures: Figures::default(),
+            figures: EngineFigures::default(),
             recording: None,
         }
     }
 
-    fn list(&mut self, nodes: usize, kruise: bool) {
+    fn connect_nodes(&mut self, nodes: usize, kruise: bool) {
         use controller::Input as Prepull;
         let sites = self.sites;
         let view = |index: usize| {
@@ -282,9 +284,9 @@ impl World {
         self.settle();
         let nodes = self.node_images.len();
         self.engine = engine(true);
-        self.list(nodes, false);
+        self.connect_nodes(nodes, false);
         let mut parts = SharedParts::default();
-        let compact = |stored: &Vec<u8>| Box::new(CompactNodeImage::new(read(stored), &mut parts));
+        let compact = |stored: &Vec<u8>| Box::new(CompactNodeImage::new(read_node_image(stored), &mut parts));
         let objects = self.node_images.values().map(compact).map(Ok).collect();
         self.happens(Input::Node(node_images::Input::NodeImages(objects)).into());
         self.happens(Input::Job(jobs::Input::Pods(Vec::new())).into());
@@ -352,7 +354,7 @@ impl World {
         if self.recording.is_some() {
             let at = self.now.to_string();
             for input in &batch {
-                self.record(&Entry::Input { at: at.clone(), input });
+                self.record(&RecordingEntry::Input { at: at.clone(), input });
             }
         }
         let began = clock();
@@ -365,7 +367,7 @@ impl World {
         let took = began.elapsed();
         self.figures.busy += took;
         self.figures.longest = self.figures.longest.max(took);
-        self.record(&Entry::Flush { at: self.now.to_string(), actions: count(&actions) });
+        self.record(&RecordingEntry::Flush { at: self.now.to_string(), actions: count_actions(&actions) });
         for action in actions {
             match action {
                 Action::Prepull(action) => self.carry_out(action),
@@ -378,7 +380,7 @@ impl World {
         true
     }
 
-    fn record(&mut self, entry: &Entry<&Input>) {
+    fn record(&mut self, entry: &RecordingEntry<&Input>) {
         if let Some(recording) = &mut self.recording {
             recording.extend(entry.to_line().expect("an entry"));
         }
@@ -444,7 +446,7 @@ impl World {
                     self.happens(Input::Node(node_images::Input::NodeImage(Ok(object))).into());
                 }
                 let object = object.map(|object| Box::new(CompactNodeImage::new(object, &mut self.parts)));
-                let written = node_images::Input::Written(node, Written::Done(object));
+                let written = node_images::Input::Written(node, WrittenNodeImage::Done(object));
                 self.happens_after(WRITE, Input::Node(written).into());
             }
             kruise::Action::Job(JobWrite::PullJobStatus(id, status)) => {
@@ -464,22 +466,22 @@ impl World {
         }
     }
 
-    fn write_node_image(&mut self, node: &NodeName, write: Write) -> Option<NodeImage> {
+    fn write_node_image(&mut self, node: &NodeName, write: NodeImageWrite) -> Option<NodeImage> {
         self.versions += 1;
         let mut object = match &write {
-            Write::Create(_) => NodeImage::new(&node.0, NodeImageSpec::default()),
-            _ => read(&self.node_images.remove(node)?),
+            NodeImageWrite::Create(_) => NodeImage::new(&node.0, NodeImageSpec::default()),
+            _ => read_node_image(&self.node_images.remove(node)?),
         };
         object.metadata.uid.get_or_insert_with(|| format!("ni-{node}"));
         object.metadata.resource_version = Some(self.versions.to_string());
         match write {
-            Write::Create(labels) => object.metadata.labels = Some((*labels).clone()),
-            Write::Delete { .. } => return None,
-            Write::Spec { labels, spec, .. } => {
+            NodeImageWrite::Create(labels) => object.metadata.labels = Some((*labels).clone()),
+            NodeImageWrite::Delete { .. } => return None,
+            NodeImageWrite::Spec { labels, spec, .. } => {
                 object.metadata.labels = Some((*labels).clone());
                 object.spec = *spec;
             }
-            Write::Status { status, .. } => object.status = Some(*status),
+            NodeImageWrite::Status { status, .. } => object.status = Some(*status),
         }
         let mut stored = serde_json::to_vec(&object).expect("JSON");
         stored.shrink_to_fit();
@@ -522,7 +524,7 @@ fn engine(kruise: bool) -> Engine {
     if kruise { Engine::with_kruise(selector()) } else { Engine::default() }
 }
 
-fn read(stored: &[u8]) -> NodeImage {
+fn read_node_image(stored: &[u8]) -> NodeImage {
     serde_json::from_slice(stored).expect("a NodeImage")
 }
 

@@ -11,8 +11,8 @@ use prepull_api::task::{NodeName, TaskId, TaskOutcome, TaskResult};
 use super::Engine;
 use crate::kruise::node_images::is_of_node_image;
 use crate::prepull::controller;
-use crate::shared::access::Access;
-use crate::sites::{NOT_SHARED, Shared};
+use crate::shared::access::LayerAccess;
+use crate::sites::{BlobSharing, NOT_SHARED};
 
 /// Most entitlements with known credentials: as many as running jobs with secrets. Beyond it all are forgotten, and the
 /// next node with each of them fixes its credentials.
@@ -33,38 +33,38 @@ impl Engine {
         let Some((shared, access)) = self.shared_by(node, &blobs.task) else {
             return self.sites.refuse(node, blobs, NOT_SHARED);
         };
-        if let Some(refusal) = self.refusal(&shared, access) {
+        if let Some(refusal) = self.access_refusal(&shared, access) {
             let (held, wanted): (Vec<_>, Vec<_>) =
                 blobs.blobs.into_iter().partition(|blob| blob.state == BlobState::Here);
             // It is no reader any more of what it was before.
             let dropped = |blob: &BlobNews| BlobNews { state: BlobState::Dropped, ..blob.clone() };
             blobs.blobs = held.into_iter().chain(wanted.iter().map(dropped)).collect();
             let refused = Blobs { task: blobs.task.clone(), blobs: wanted, failures: Vec::new(), ..blobs };
-            self.sites.note(node, &shared, blobs, now);
+            self.sites.note_blobs(node, &shared, blobs, now);
             if !refusal.is_empty() {
                 self.sites.refuse(node, refused, refusal);
             }
             return;
         }
-        self.sites.note(node, &shared, blobs, now);
+        self.sites.note_blobs(node, &shared, blobs, now);
     }
 
     /// Why the node may not read from neighbours; empty if it should wait until its task is sent once more.
-    fn refusal(&mut self, shared: &Shared, access: Access) -> Option<&'static str> {
+    fn access_refusal(&mut self, shared: &BlobSharing, access: LayerAccess) -> Option<&'static str> {
         match access {
-            Access::Open => None,
-            Access::Keys(keys) => {
+            LayerAccess::Open => None,
+            LayerAccess::Keys(keys) => {
                 let last = self.last_keys.entry(shared.entitlement.clone()).or_insert(keys);
                 (*last != keys).then_some(OLDER_KEYS)
             }
-            Access::Awaited => Some(""),
-            Access::Ended => Some(NOT_SHARED),
+            LayerAccess::Awaited => Some(""),
+            LayerAccess::Ended => Some(NOT_SHARED),
         }
     }
 
     /// A task was sent: its credentials are the last ones.
     pub(super) fn note_keys(&mut self, node: &NodeName, task: &TaskId) {
-        if let Some((Shared { entitlement, .. }, Access::Keys(keys))) = self.shared_by(node, task) {
+        if let Some((BlobSharing { entitlement, .. }, LayerAccess::Keys(keys))) = self.shared_by(node, task) {
             if self.last_keys.len() >= MAX_ENTITLEMENTS && !self.last_keys.contains_key(&entitlement) {
                 self.last_keys.clear();
             }
@@ -72,14 +72,14 @@ impl Engine {
         }
     }
 
-    fn shared_by(&self, node: &NodeName, task: &TaskId) -> Option<(Shared, Access)> {
+    fn shared_by(&self, node: &NodeName, task: &TaskId) -> Option<(BlobSharing, LayerAccess)> {
         let by_default = self.sites.settings().share_by_default;
         if !is_of_node_image(task) {
             return self.prepull.shared_by(node, task, by_default);
         }
         let kruise = self.kruise.as_ref().filter(|_| by_default)?;
         let entitlement = kruise.entitlement(node, task)?;
-        Some((Shared { entitlement, max_rate: None, has_succeeded: false }, Access::Open))
+        Some((BlobSharing { entitlement, max_rate: None, has_succeeded: false }, LayerAccess::Open))
     }
 
     /// A task has succeeded: its node has all of its blobs.

@@ -4,7 +4,7 @@ use std::time::Duration;
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::kruise::{NodeImage, NodeImageSpec};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenPhase, OpenTask, Progress};
+use prepull_api::wire::{OpenPhase, OpenTask, TaskProgress};
 use serde_json::json;
 
 use super::*;
@@ -21,12 +21,12 @@ fn each_api_reports_its_first_lists() {
     let mut listed = |input: fn() -> Input| {
         engine.handle(input(), now);
         without.handle(input(), now);
-        assert_eq!(without.listed(), Listed { kruise: false, ..engine.listed() });
+        assert_eq!(without.listed(), FirstLists { kruise: false, ..engine.listed() });
         engine.listed()
     };
-    let nodes = Listed { nodes: true, ..Listed::default() };
-    let jobs = Listed { jobs: true, ..nodes };
-    assert_eq!(listed(|| Input::Tick), Listed::default());
+    let nodes = FirstLists { nodes: true, ..FirstLists::default() };
+    let jobs = FirstLists { jobs: true, ..nodes };
+    assert_eq!(listed(|| Input::Tick), FirstLists::default());
     assert_eq!(listed(|| FleetEvent::Nodes(Vec::new()).into()), nodes);
     assert_eq!(listed(|| Prepull::Jobs(Vec::new()).into()), jobs);
     for input in [
@@ -37,12 +37,12 @@ fn each_api_reports_its_first_lists() {
         assert_eq!(listed(input), jobs);
     }
     let last = || kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into();
-    assert_eq!(listed(last), Listed { kruise: true, ..jobs });
+    assert_eq!(listed(last), FirstLists { kruise: true, ..jobs });
 }
 
 #[test]
 fn node_images_follow_nodes() {
-    use node_images::{Write, Written};
+    use node_images::{NodeImageWrite, WrittenNodeImage};
     let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
     let mut now = Timestamp::UNIX_EPOCH;
     // What is written when the engine has taken these in.
@@ -79,17 +79,23 @@ fn node_images_follow_nodes() {
     assert_eq!(give(lists), []);
     assert_eq!(give(vec![FleetEvent::Nodes(vec![node()]).into()]), [], "not before all is listed");
     let listed = of_node(node_images::Input::NodeImages(Vec::new()));
-    assert!(matches!(give(vec![listed])[..], [Write::Create(_)]));
+    assert!(matches!(give(vec![listed])[..], [NodeImageWrite::Create(_)]));
     let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
     object.metadata.uid = Some("uid".to_owned());
     object.metadata.resource_version = Some("1".to_owned());
     object.metadata.labels = Some(node().labels);
-    let done = written(Written::Done(Some(Box::new(object.into()))));
-    assert!(matches!(give(vec![done])[..], [Write::Status { .. }]));
+    let done = written(WrittenNodeImage::Done(Some(Box::new(object.into()))));
+    assert!(matches!(give(vec![done])[..], [NodeImageWrite::Status { .. }]));
     let gone = || FleetEvent::NodeGone(node().name).into();
     let back = FleetEvent::Node(node()).into();
-    assert!(matches!(give(vec![written(Written::Failed), gone(), back])[..], [Write::Status { .. }]));
-    assert!(matches!(give(vec![written(Written::Failed), gone()])[..], [Write::Delete { .. }]));
+    assert!(matches!(
+        give(vec![written(WrittenNodeImage::Failed), gone(), back])[..],
+        [NodeImageWrite::Status { .. }]
+    ));
+    assert!(matches!(
+        give(vec![written(WrittenNodeImage::Failed), gone()])[..],
+        [NodeImageWrite::Delete { .. }]
+    ));
 }
 
 #[test]
@@ -186,23 +192,27 @@ fn a_message_reaches_its_tasks_engine() {
     for (task, is_of_node_image) in [(&of_job, false), (&of_node_image, true)] {
         for message in [
             EdgeMessage::Accepted { task: task.clone() },
-            EdgeMessage::Progress(Progress { task: task.clone(), images: Vec::new(), waits: String::new() }),
+            EdgeMessage::Progress(TaskProgress {
+                task: task.clone(),
+                images: Vec::new(),
+                waits: String::new(),
+            }),
             EdgeMessage::Result(succeeded(task)),
         ] {
             let (of_node_images, of_jobs) =
-                split(SessionEvent::Message { node: node.clone(), session, message });
+                split_event(SessionEvent::Message { node: node.clone(), session, message });
             assert_eq!((of_node_images.is_some(), of_jobs.is_some()), (is_of_node_image, !is_of_node_image));
         }
     }
     let open = |task: &TaskId| OpenTask { task: task.clone(), phase: OpenPhase::Running, limited: false };
     let hello = Hello { open: vec![open(&of_job), open(&of_node_image)], ..Hello::default() };
     let hello = Box::new(hello);
-    let (first, second) = split(SessionEvent::Up { node: node.clone(), session, hello });
+    let (first, second) = split_event(SessionEvent::Up { node: node.clone(), session, hello });
     let tasks = |event: Option<SessionEvent>| match event {
         Some(SessionEvent::Up { hello, .. }) => hello.open.into_iter().map(|open| open.task).collect(),
         _ => Vec::new(),
     };
     assert_eq!((tasks(first), tasks(second)), (vec![of_node_image], vec![of_job]));
-    let (first, second) = split(SessionEvent::Down { node, session });
+    let (first, second) = split_event(SessionEvent::Down { node, session });
     assert!(first.is_some() && second.is_some());
 }

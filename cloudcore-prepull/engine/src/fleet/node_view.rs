@@ -38,7 +38,7 @@ impl NodeView {
     }
 
     /// Why a job leaves the node out, if it does.
-    pub(crate) fn unfit(&self) -> Option<&'static str> {
+    pub(crate) fn why_unfit(&self) -> Option<&'static str> {
         if !self.is_edge() {
             Some(NOT_EDGE)
         } else if !self.ready {

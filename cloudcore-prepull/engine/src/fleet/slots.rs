@@ -5,12 +5,12 @@ use std::collections::{HashMap, HashSet};
 use prepull_api::task::{JobUid, NodeName};
 
 #[derive(Debug, Default)]
-pub(crate) struct Slots {
-    nodes: HashMap<NodeName, Slot>,
+pub(crate) struct NodeSlots {
+    nodes: HashMap<NodeName, NodeSlot>,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct NodeSlot {
     /// How many tasks the node works on at a time.
     limit: u32,
     /// How many tasks are in progress, over all jobs.
@@ -19,13 +19,13 @@ struct Slot {
     jobs: Vec<JobUid>,
 }
 
-impl Default for Slot {
+impl Default for NodeSlot {
     fn default() -> Self {
         Self { limit: 1, taken: 0, jobs: Vec::new() }
     }
 }
 
-impl Slot {
+impl NodeSlot {
     fn is_busy(&self) -> bool {
         self.taken >= self.limit
     }
@@ -38,7 +38,7 @@ impl Slot {
     }
 }
 
-impl Slots {
+impl NodeSlots {
     /// Registers a job for the node. Returns `false` if it was registered already.
     pub(crate) fn attach(&mut self, node: &NodeName, job: &JobUid) -> bool {
         let jobs = &mut self.nodes.entry(node.clone()).or_default().jobs;
@@ -67,11 +67,11 @@ impl Slots {
     }
 
     pub(crate) fn is_busy(&self, node: &NodeName) -> bool {
-        self.nodes.get(node).is_some_and(Slot::is_busy)
+        self.nodes.get(node).is_some_and(NodeSlot::is_busy)
     }
 
     /// Sets how many tasks the node works on at a time. Returns whether it is busy, if that has changed.
-    pub(crate) fn limit(&mut self, node: &NodeName, limit: u32) -> Option<bool> {
+    pub(crate) fn set_limit(&mut self, node: &NodeName, limit: u32) -> Option<bool> {
         if limit == 1 && !self.nodes.contains_key(node) {
             return None;
         }
@@ -79,7 +79,7 @@ impl Slots {
     }
 
     /// A task took or gave back a slot. Returns whether the node is busy, if that has changed.
-    pub(crate) fn moved(&mut self, node: &NodeName, took: bool) -> Option<bool> {
+    pub(crate) fn count_taken(&mut self, node: &NodeName, took: bool) -> Option<bool> {
         let slot = self.nodes.entry(node.clone()).or_default();
         slot.change(|slot| slot.taken = if took { slot.taken + 1 } else { slot.taken.saturating_sub(1) })
     }
@@ -94,16 +94,16 @@ mod tests {
         let (idle, at_work, wide) =
             (NodeName::from("idle"), NodeName::from("at-work"), NodeName::from("wide"));
         let job = JobUid("job".to_owned());
-        let mut slots = Slots::default();
+        let mut slots = NodeSlots::default();
         for node in [&idle, &at_work, &wide] {
             assert!(slots.attach(node, &job) && !slots.attach(node, &job));
         }
         // A task of the other engine.
-        assert_eq!(slots.moved(&at_work, true), Some(true));
-        assert_eq!(slots.limit(&wide, 2), None);
+        assert_eq!(slots.count_taken(&at_work, true), Some(true));
+        assert_eq!(slots.set_limit(&wide, 2), None);
         slots.detach(&HashSet::from([job]));
         assert!(slots.is_busy(&at_work) && slots.jobs(&at_work).is_empty());
-        assert_eq!((slots.moved(&wide, true), slots.moved(&wide, true)), (None, Some(true)));
-        assert_eq!((slots.nodes.len(), slots.moved(&at_work, false)), (2, Some(false)));
+        assert_eq!((slots.count_taken(&wide, true), slots.count_taken(&wide, true)), (None, Some(true)));
+        assert_eq!((slots.nodes.len(), slots.count_taken(&at_work, false)), (2, Some(false)));
     }
 }

@@ -9,8 +9,8 @@ use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::CloudMessage;
 use serde::{Deserialize, Serialize};
 
-use super::jobs::{self, Jobs};
-use super::node_images::{self, NodeImages, TagDispatch, Write};
+use super::jobs::{self, KruiseJobs};
+use super::node_images::{self, NodeImageTracker, NodeImageWrite, TagDispatch};
 use crate::fleet::event::FleetEvent;
 use crate::shared::events::ObjectEvent;
 
@@ -31,7 +31,7 @@ pub enum Action {
     /// Send a message to a node if it has a session.
     Send(NodeName, CloudMessage),
     /// Write a NodeImage.
-    NodeImage(NodeName, Write),
+    NodeImage(NodeName, NodeImageWrite),
     /// Write a job, or a child of a list.
     Job(jobs::JobWrite),
     /// Publish a Kubernetes event.
@@ -41,14 +41,14 @@ pub enum Action {
 /// Which kinds have been listed since the start.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "one for each kind")]
-struct Listed {
+struct ListedKinds {
     nodes: bool,
     node_images: bool,
     pull_jobs: bool,
     list_jobs: bool,
 }
 
-impl Listed {
+impl ListedKinds {
     fn all(self) -> bool {
         let Self { nodes, node_images, pull_jobs, list_jobs } = self;
         nodes && node_images && pull_jobs && list_jobs
@@ -58,9 +58,9 @@ impl Listed {
 /// The engine of Kruise's API.
 #[derive(Debug)]
 pub struct Kruise {
-    node_images: NodeImages,
-    jobs: Jobs,
-    listed: Listed,
+    node_images: NodeImageTracker,
+    jobs: KruiseJobs,
+    listed: ListedKinds,
     /// Whether each node that should have a NodeImage has had one since the start, or its creation has failed. Jobs do
     /// not begin before: they would take some of the nodes, or none, for all.
     has_created_all: bool,
@@ -74,17 +74,17 @@ impl Kruise {
     /// An engine that creates NodeImages for the nodes that the selector selects.
     pub fn new(selector: Selector) -> Self {
         Self {
-            node_images: NodeImages::new(selector),
-            jobs: Jobs::default(),
-            listed: Listed::default(),
+            node_images: NodeImageTracker::new(selector),
+            jobs: KruiseJobs::default(),
+            listed: ListedKinds::default(),
             has_created_all: false,
         }
     }
 
     /// Takes in what happened to nodes, or to a session and tasks of NodeImages.
-    pub fn hear(&mut self, event: FleetEvent, now: Timestamp) {
+    pub fn note_fleet_event(&mut self, event: FleetEvent, now: Timestamp) {
         self.listed.nodes |= matches!(event, FleetEvent::Nodes(_));
-        self.node_images.hear(event, now);
+        self.node_images.note_fleet_event(event, now);
     }
 
     /// Takes an input in. The actions that follow from it come out of [`Self::flush`].

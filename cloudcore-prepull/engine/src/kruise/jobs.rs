@@ -27,14 +27,14 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use fleet::{Fleet, Presence, SharedName};
+use fleet::{KruiseFleet, Presence, SharedName};
 pub use io::{Action, Input, JobWrite, Pod, WriteTarget};
-use kind::Object;
+use kind::KruiseJobObject;
 use lists::Lists;
 use pods::Pods;
-use pull_job::PullJob;
-use registry::{Registry, Verdict};
-use run::Run;
+use pull_job::RunningPullJob;
+use registry::{JobRegistry, RegistryVerdict};
+use run::PullJobRun;
 
 /// States of tags for jobs that the watch has not delivered yet, or that cannot be read.
 type EarlyTagStates = HashMap<(NodeName, TagKey), TagState>;
@@ -43,12 +43,12 @@ type Effects<'a> = crate::shared::effects::Effects<'a, Action>;
 
 /// All jobs, and what they know of nodes and pods.
 #[derive(Debug, Default)]
-pub struct Jobs {
-    fleet: Fleet,
+pub struct KruiseJobs {
+    fleet: KruiseFleet,
     pods: Pods,
     /// Whether all pods are known. Until then jobs that select by them wait.
     knows_pods: bool,
-    registry: Registry<PullJob>,
+    registry: JobRegistry<RunningPullJob>,
     lists: Lists,
     /// The running jobs that share one parallelism, by their list, or by the ImagePullJob itself.
     groups: HashMap<JobUid, BTreeSet<JobUid>>,
@@ -56,10 +56,10 @@ pub struct Jobs {
     actions: Vec<Action>,
 }
 
-impl Jobs {
+impl KruiseJobs {
     /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
     pub fn handle(&mut self, input: Input, now: Timestamp) {
-        self.with_effects(now, |jobs, fx| jobs.react(input, fx));
+        self.with_effects(now, |jobs, fx| jobs.apply_input(input, fx));
     }
 
     /// Reconciles the jobs that an input or the time has changed. Not to be called before nodes, NodeImages and jobs
@@ -71,14 +71,14 @@ impl Jobs {
             }
             jobs.lists.flush(fx);
             jobs.registry.agenda.wake_up(now);
-            jobs.reconcile(fx);
+            jobs.advance_marked_jobs(fx);
         });
         std::mem::take(&mut self.actions)
     }
 
     /// When [`Self::flush`] must run next even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        let jobs = self.registry.agenda.wakeup();
+        let jobs = self.registry.agenda.next_wakeup();
         [jobs, self.lists.next_wakeup(), self.fleet.next_wakeup()].into_iter().flatten().min()
     }
 
@@ -94,7 +94,7 @@ impl Jobs {
     }
 
     pub(crate) fn needs_pods(&self) -> bool {
-        self.registry.running.values().any(PullJob::selects_by_pods)
+        self.registry.running.values().any(RunningPullJob::selects_by_pods)
     }
 
     fn mark_all_by_pods(&mut self) {
@@ -116,7 +116,7 @@ impl Jobs {
         self.actions = actions;
     }
 
-    fn react(&mut self, input: Input, fx: &mut Effects<'_>) {
+    fn apply_input(&mut self, input: Input, fx: &mut Effects<'_>) {
         match input {
             Input::NodeImage(update) => self.observe_node_image(update, fx.now),
             Input::PullJobs(jobs) => self.replace_pull_jobs(jobs, fx),
@@ -154,7 +154,7 @@ impl Jobs {
             Input::PodGone { namespace, name } => self.remove_pod(&namespace, &name),
             Input::Written { target: WriteTarget::PullJob(uid), outcome } => {
                 let verdict = self.registry.end_write(&uid, outcome, fx.now);
-                self.execute(&uid, verdict, fx);
+                self.apply_verdict(&uid, verdict, fx);
             }
             Input::Written { target: WriteTarget::ListJob(uid), outcome } => {
                 self.lists.end_write(&uid, outcome, fx.now);
@@ -166,7 +166,7 @@ impl Jobs {
     }
 
     /// Lets the marked jobs go on, then fills the slots of their groups, and then writes the statuses.
-    fn reconcile(&mut self, fx: &mut Effects<'_>) {
+    fn advance_marked_jobs(&mut self, fx: &mut Effects<'_>) {
         let (mut groups, mut changed) = (BTreeSet::new(), BTreeSet::new());
         while let Some(uid) = self.registry.agenda.next() {
             let Some(job) = self.registry.running.get(&uid) else {
@@ -190,7 +190,7 @@ impl Jobs {
         for uid in &changed {
             if let Some(job) = self.registry.running.get_mut(uid) {
                 job.write_status_if_due(fx);
-                self.registry.agenda.wake(uid, job.next_wakeup());
+                self.registry.agenda.wake_at(uid, job.next_wakeup());
             }
         }
     }
@@ -200,14 +200,14 @@ impl Jobs {
     }
 
     /// The runs of a group's jobs that may ask nodes.
-    fn runs(&self, group: &JobUid) -> impl Iterator<Item = &Run> {
+    fn runs(&self, group: &JobUid) -> impl Iterator<Item = &PullJobRun> {
         self.members(group).filter_map(|uid| self.registry.running.get(uid)?.valid_run())
     }
 
     /// How many nodes the jobs of a group may keep busy: the list's `parallelism`, or the least of the jobs' own while
     /// the list is unknown.
     fn parallelism(&self, group: &JobUid) -> u32 {
-        let own = || self.runs(group).map(Run::parallelism).min();
+        let own = || self.runs(group).map(PullJobRun::parallelism).min();
         self.lists.parallelism(group).or_else(own).unwrap_or_default()
     }
 
@@ -215,13 +215,13 @@ impl Jobs {
     /// that is busy with one image of a list is asked for the others too.
     fn fill_slots(&mut self, group: &JobUid, changed: &mut BTreeSet<JobUid>, fx: &mut Effects<'_>) {
         let parallelism = self.parallelism(group) as usize;
-        if parallelism == 0 || self.runs(group).all(|run| run.roster().wanted().is_empty()) {
+        if parallelism == 0 || self.runs(group).all(|run| run.roster().wanted_nodes().is_empty()) {
             return;
         }
         let mut busy: HashSet<SharedName> =
-            self.runs(group).flat_map(|run| run.roster().busy()).cloned().collect();
+            self.runs(group).flat_map(|run| run.roster().busy_nodes()).cloned().collect();
         let is_wanted =
-            |node: &&SharedName| self.runs(group).any(|run| run.roster().wanted().contains(*node));
+            |node: &&SharedName| self.runs(group).any(|run| run.roster().wanted_nodes().contains(*node));
         let joining: BTreeSet<SharedName> = busy.iter().filter(is_wanted).cloned().collect();
         for node in joining {
             self.request_tags(group, &node, changed, fx);
@@ -229,7 +229,7 @@ impl Jobs {
         // None of those that are still wanted is busy.
         while busy.len() < parallelism
             && let Some(node) =
-                self.runs(group).filter_map(|run| run.roster().wanted().first()).min().cloned()
+                self.runs(group).filter_map(|run| run.roster().wanted_nodes().first()).min().cloned()
         {
             self.request_tags(group, &node, changed, fx);
             busy.insert(node);
@@ -317,9 +317,9 @@ impl Jobs {
         }
     }
 
-    fn replace_pull_jobs(&mut self, jobs: Vec<Object<ImagePullJob>>, fx: &mut Effects<'_>) {
+    fn replace_pull_jobs(&mut self, jobs: Vec<KruiseJobObject<ImagePullJob>>, fx: &mut Effects<'_>) {
         let existing: HashSet<JobUid> = jobs.iter().map(|job| kind::id_of(job).uid).collect();
-        let known = self.registry.known().chain(self.lists.children());
+        let known = self.registry.known_uids().chain(self.lists.children());
         let gone: Vec<JobUid> = known.filter(|uid| !existing.contains(uid)).cloned().collect();
         for uid in gone {
             self.remove_gone(&uid, fx);
@@ -331,21 +331,21 @@ impl Jobs {
         self.early_states.retain(|uid, _| existing.contains(uid));
     }
 
-    fn observe_pull_job(&mut self, object: Object<ImagePullJob>, fx: &mut Effects<'_>) {
+    fn observe_pull_job(&mut self, object: KruiseJobObject<ImagePullJob>, fx: &mut Effects<'_>) {
         if let Ok(job) = &object {
             self.lists.observe_child(job);
         }
         let uid = kind::id_of(&object).uid;
         let verdict = self.registry.observe(&object, fx.now);
-        if matches!(verdict, Verdict::Run) {
+        if matches!(verdict, RegistryVerdict::Run) {
             self.run(&uid, object, fx);
         }
-        self.execute(&uid, verdict, fx);
+        self.apply_verdict(&uid, verdict, fx);
     }
 
-    fn run(&mut self, uid: &JobUid, object: Object<ImagePullJob>, fx: &mut Effects<'_>) {
+    fn run(&mut self, uid: &JobUid, object: KruiseJobObject<ImagePullJob>, fx: &mut Effects<'_>) {
         let group = kind::slot_group_of(&object);
-        let job = self.registry.running.entry(uid.clone()).or_insert_with(|| PullJob::new(&object));
+        let job = self.registry.running.entry(uid.clone()).or_insert_with(|| RunningPullJob::new(&object));
         if object.is_ok() && job.group != group {
             let old = std::mem::replace(&mut job.group, group);
             self.registry.agenda.mark(uid);
@@ -358,11 +358,11 @@ impl Jobs {
         }
     }
 
-    fn execute(&mut self, uid: &JobUid, verdict: Verdict, fx: &mut Effects<'_>) {
+    fn apply_verdict(&mut self, uid: &JobUid, verdict: RegistryVerdict, fx: &mut Effects<'_>) {
         match verdict {
-            Verdict::Ignore | Verdict::Run => {}
-            Verdict::Remove => self.remove_pull_job(uid, fx),
-            Verdict::Finish(finished) => {
+            RegistryVerdict::Ignore | RegistryVerdict::Run => {}
+            RegistryVerdict::Remove => self.remove_pull_job(uid, fx),
+            RegistryVerdict::Finish(finished) => {
                 self.early_states.remove(uid);
                 if let Some(job) = self.registry.finish(uid, finished) {
                     self.leave_group(uid, &job.group);
@@ -374,7 +374,7 @@ impl Jobs {
 
     /// Forgets a job that does not exist any more; a list may wait for its name.
     fn remove_gone(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
-        let running = self.registry.running.get(uid).map(PullJob::id);
+        let running = self.registry.running.get(uid).map(RunningPullJob::id);
         self.lists.retry_names(running.or_else(|| self.registry.finished_id(uid)));
         self.lists.remove_child(uid);
         self.remove_pull_job(uid, fx);
@@ -408,7 +408,7 @@ impl Jobs {
         }
     }
 
-    fn observe_list(&mut self, object: Object<ImageListPullJob>, fx: &mut Effects<'_>) {
+    fn observe_list(&mut self, object: KruiseJobObject<ImageListPullJob>, fx: &mut Effects<'_>) {
         let uid = kind::id_of(&object).uid;
         self.lists.observe(object, fx);
         // The parallelism of a list is that of its jobs.

@@ -43,7 +43,7 @@ use crate::shared::objects::Unreadable;
 use crate::shared::pacing::TokenBucket;
 pub use compact::CompactNodeImage;
 use effects::NodeEffects;
-pub use io::{Action, Input, TagDispatch, Write, Written};
+pub use io::{Action, Input, NodeImageWrite, TagDispatch, WrittenNodeImage};
 use node::TrackedNode;
 pub use shared_parts::SharedParts;
 pub use tag_pull::is_of_node_image;
@@ -66,7 +66,7 @@ fn progress_budget() -> TokenBucket<Timestamp> {
 
 /// All nodes with their NodeImages.
 #[derive(Debug)]
-pub struct NodeImages {
+pub struct NodeImageTracker {
     selector: Selector,
     nodes: BTreeMap<NodeName, TrackedNode>,
     parts: SharedParts,
@@ -84,7 +84,7 @@ pub struct NodeImages {
     slot_changes: Vec<(NodeName, bool)>,
 }
 
-impl NodeImages {
+impl NodeImageTracker {
     pub(crate) fn new(selector: Selector) -> Self {
         Self {
             selector,
@@ -103,7 +103,7 @@ impl NodeImages {
 
     /// Takes an input in. The actions that follow from it come out of [`Self::flush`].
     /// Of a session's messages only those about tasks of NodeImages.
-    pub(crate) fn hear(&mut self, event: FleetEvent, now: Timestamp) {
+    pub(crate) fn note_fleet_event(&mut self, event: FleetEvent, now: Timestamp) {
         match event {
             FleetEvent::Nodes(nodes) => self.replace_nodes(nodes, now),
             FleetEvent::Node(node) => self.observe_node(node),
@@ -119,32 +119,32 @@ impl NodeImages {
             Input::NodeImage(object) => self.observe_object(object, now),
             Input::NodeImageGone { name, uid } => {
                 if self.nodes.get(&name).is_some_and(|node| node.may_be(&uid)) {
-                    self.observe(&name, None, now);
+                    self.observe_node_image(&name, None, now);
                 }
             }
             Input::Dispatched { node, task, outcome, keys } => {
-                self.update(&node, now, |node, fx| {
+                self.update_node(&node, now, |node, fx| {
                     node.pulls.note_keys(&task, keys);
                     node.end_dispatch(&task, outcome, fx);
                 });
             }
             Input::Written(node, written) => {
-                self.writes.end();
-                if matches!(written, Written::Done(Some(_)))
+                self.writes.end_write();
+                if matches!(written, WrittenNodeImage::Done(Some(_)))
                     && self.nodes.get(&node).is_some_and(TrackedNode::is_without_object)
                 {
                     self.created.insert(node.clone());
                 }
-                self.update(&node, now, |node, _| node.end_write(&written, now));
+                self.update_node(&node, now, |node, _| node.end_write(&written, now));
                 match written {
-                    Written::Done(object) | Written::Refused(object) => {
+                    WrittenNodeImage::Done(object) | WrittenNodeImage::Refused(object) => {
                         let object = object.map(|mut object| {
                             object.share(&mut self.parts);
                             *object
                         });
-                        self.observe(&node, object, now);
+                        self.observe_node_image(&node, object, now);
                     }
-                    Written::Failed => {}
+                    WrittenNodeImage::Failed => {}
                 }
             }
             Input::SlotFreed(node) => {
@@ -197,10 +197,10 @@ impl NodeImages {
             let was_writing = node.is_writing();
             node.reconcile(&mut context, &mut fx);
             if node.is_writing() && !was_writing {
-                self.writes.begin();
+                self.writes.begin_write();
             }
             if fx.waits_to_write() {
-                self.writes.wait(&name);
+                self.writes.queue_node(&name);
             }
             self.wakeups.set(&name, fx.wakeup());
             if node.is_empty() {
@@ -249,39 +249,39 @@ impl NodeImages {
     }
 
     fn remove_node(&mut self, name: &NodeName, now: Timestamp) {
-        self.update(name, now, |node, _| node.node = None);
+        self.update_node(name, now, |node, _| node.node = None);
     }
 
-    fn replace_node_images(&mut self, objects: Vec<Object>, now: Timestamp) {
+    fn replace_node_images(&mut self, objects: Vec<NodeImageObject>, now: Timestamp) {
         let existing: BTreeSet<NodeName> = objects.iter().map(name_of).collect();
         let created = std::mem::take(&mut self.created);
         let is_gone = |name: &&NodeName| !existing.contains(*name) && !created.contains(*name);
         let gone: Vec<_> = self.nodes.keys().filter(is_gone).cloned().collect();
         for name in gone {
-            self.observe(&name, None, now);
+            self.observe_node_image(&name, None, now);
         }
         for object in objects {
             self.observe_object(object, now);
         }
     }
 
-    fn observe_object(&mut self, object: Object, now: Timestamp) {
+    fn observe_object(&mut self, object: NodeImageObject, now: Timestamp) {
         let name = name_of(&object);
         match object {
             Ok(mut object) => {
                 object.share(&mut self.parts);
-                self.observe(&name, Some(*object), now);
+                self.observe_node_image(&name, Some(*object), now);
             }
             Err(unreadable) => {
-                self.observe(&name, None, now);
+                self.observe_node_image(&name, None, now);
                 self.nodes.entry(name.clone()).or_default();
-                self.update(&name, now, |node, fx| node.observe_unreadable(unreadable, fx));
+                self.update_node(&name, now, |node, fx| node.observe_unreadable(unreadable, fx));
             }
         }
     }
 
     /// The API server has this NodeImage for the node, or none.
-    fn observe(&mut self, name: &NodeName, object: Option<CompactNodeImage>, now: Timestamp) {
+    fn observe_node_image(&mut self, name: &NodeName, object: Option<CompactNodeImage>, now: Timestamp) {
         if object.is_some() {
             self.nodes.entry(name.clone()).or_default();
         }
@@ -302,7 +302,7 @@ impl NodeImages {
     }
 
     /// Changes a node that is known, and has it reconciled.
-    fn update(
+    fn update_node(
         &mut self,
         name: &NodeName,
         now: Timestamp,
@@ -317,10 +317,10 @@ impl NodeImages {
         match event {
             SessionEvent::Up { node, session, hello } => {
                 self.nodes.entry(node.clone()).or_default();
-                self.update(&node, now, |node, fx| node.connect(session, &hello.open, fx));
+                self.update_node(&node, now, |node, fx| node.connect(session, &hello.open, fx));
             }
             SessionEvent::Down { node, session } => {
-                self.update(&node, now, |node, fx| node.disconnect(session, fx));
+                self.update_node(&node, now, |node, fx| node.disconnect(session, fx));
             }
             SessionEvent::Message { node, session: _, message } => match message {
                 EdgeMessage::Hello(_)
@@ -330,13 +330,13 @@ impl NodeImages {
                 | EdgeMessage::Configured { .. }
                 | EdgeMessage::Other => {}
                 EdgeMessage::Accepted { task } => {
-                    self.update(&node, now, |node, fx| node.pulls.accept(&task, fx));
+                    self.update_node(&node, now, |node, fx| node.pulls.accept(&task, fx));
                 }
                 EdgeMessage::Progress(progress) => {
-                    self.update(&node, now, |node, fx| node.pulls.progress(&progress, fx));
+                    self.update_node(&node, now, |node, fx| node.pulls.progress(&progress, fx));
                 }
                 EdgeMessage::Result(result) if self.nodes.contains_key(&node) => {
-                    self.update(&node, now, |node, fx| node.end_task(&result, fx));
+                    self.update_node(&node, now, |node, fx| node.end_task(&result, fx));
                 }
                 // Nothing is known of the node: it must not keep the result for ever.
                 EdgeMessage::Result(result) => {
@@ -347,9 +347,9 @@ impl NodeImages {
     }
 }
 
-type Object = Result<Box<CompactNodeImage>, Unreadable>;
+type NodeImageObject = Result<Box<CompactNodeImage>, Unreadable>;
 
-fn name_of(object: &Object) -> NodeName {
+fn name_of(object: &NodeImageObject) -> NodeName {
     match object {
         Ok(object) => object.name(),
         Err(unreadable) => NodeName(unreadable.id.name.clone()),

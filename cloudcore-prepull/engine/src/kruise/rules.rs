@@ -94,7 +94,7 @@ pub(super) enum Completion {
 
 pub(super) fn pull_job(spec: &ImagePullJobSpec) -> Result<ValidPullJob, String> {
     let ImagePullJobSpec { image, template } = spec;
-    let nodes = nodes(template)?;
+    let nodes = node_choice(template)?;
     let image = image_of(image)?;
     Ok(ValidPullJob { image, template: validate_template(template, nodes)? })
 }
@@ -103,7 +103,7 @@ pub(super) fn pull_job(spec: &ImagePullJobSpec) -> Result<ValidPullJob, String> 
 /// creates one.
 pub(super) fn list_job(spec: &ImageListPullJobSpec) -> Result<ValidListJob, String> {
     let ImageListPullJobSpec { images, template } = spec;
-    let nodes = nodes(template)?;
+    let nodes = node_choice(template)?;
     if images.is_empty() {
         return Err(EMPTY_IMAGE.to_owned());
     }
@@ -131,7 +131,7 @@ fn image_of(image: &str) -> Result<TagKey, String> {
     Ok(TagKey { image, tag })
 }
 
-fn nodes(template: &PullJobTemplate) -> Result<NodeChoice, String> {
+fn node_choice(template: &PullJobTemplate) -> Result<NodeChoice, String> {
     match (&template.selector, &template.pod_selector) {
         (None, None) => Ok(NodeChoice::All),
         (Some(selector), pods) => {
@@ -212,7 +212,7 @@ fn validate_template(template: &PullJobTemplate, nodes: NodeChoice) -> Result<Va
         secrets: pull_secrets
             .iter()
             .enumerate()
-            .map(|(i, name)| secret(i, name))
+            .map(|(i, name)| check_secret_name(i, name))
             .collect::<Result<_, _>>()?,
         sandbox: sandbox_config.clone(),
     })
@@ -284,7 +284,7 @@ fn policy_of(text: Option<&str>, field: &str) -> Result<PullPolicy, String> {
 }
 
 /// Validates the name of a secret: it becomes a part of a URL path, so nothing else may pass.
-fn secret(index: usize, name: &str) -> Result<String, String> {
+fn check_secret_name(index: usize, name: &str) -> Result<String, String> {
     SecretRef::new("default", name)
         .map(|secret| secret.name().to_owned())
         .map_err(|error| format!("pullSecrets[{index}]: {error}"))

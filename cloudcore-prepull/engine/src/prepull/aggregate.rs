@@ -47,7 +47,7 @@ pub(crate) fn stored_first_attempt(first_attempt: u32) -> Option<u32> {
 }
 
 /// Makes a report of some nodes of a job. `rounds`: those of the job that have begun.
-pub fn report<'a>(
+pub fn make_report<'a>(
     job_name: &str,
     index: u32,
     first_attempt: u32,
@@ -55,12 +55,12 @@ pub fn report<'a>(
     nodes: impl Iterator<Item = &'a NodeStatus>,
 ) -> ReportBody {
     let nodes: Vec<&NodeStatus> = nodes.collect();
-    let mut summary = Summary { desired: count(nodes.len()), ..Summary::default() };
+    let mut summary = Summary { desired: saturating_u32(nodes.len()), ..Summary::default() };
     for node in &nodes {
         *in_phase(&mut summary, node.phase) += 1;
     }
     // Edges make up their reasons. Where each image has long ones, the shortened ones don't fit either.
-    let node_status = within(&nodes, REPORT_BUDGET, &[shortened, without_reasons]);
+    let node_status = fit_in_budget(&nodes, REPORT_BUDGET, &[shortened, without_reasons]);
     let Rounds { retry, recheck, rechecking } = rounds;
     let (job_name, retry) = (job_name.to_owned(), Some(retry));
     let first_attempt = stored_first_attempt(first_attempt);
@@ -85,24 +85,28 @@ pub(crate) fn in_phase(summary: &mut Summary, phase: NodePhase) -> &mut u32 {
     }
 }
 
-fn count(count: usize) -> u32 {
+fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// The nodes of a status: those that need attention first, or all in the job's order if they fit.
-pub(crate) fn view<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
+pub(crate) fn shown_nodes<'a>(nodes: impl Iterator<Item = &'a NodeStatus>) -> Vec<NodeStatus> {
     let mut ranked: Vec<(usize, &NodeStatus)> = nodes.enumerate().collect();
     if ranked.len() > MAX_NODES_IN_STATUS {
         ranked.sort_by_key(|(at, node)| (rank(node.phase), *at));
         ranked.truncate(MAX_NODES_IN_STATUS);
     }
     let nodes: Vec<&NodeStatus> = ranked.into_iter().map(|(_, node)| node).collect();
-    within(&nodes, NODE_STATUS_BUDGET, &[bare])
+    fit_in_budget(&nodes, NODE_STATUS_BUDGET, &[without_details])
 }
 
 /// The nodes, in their order; whole as long as `budget` bytes of JSON last, those that need eyes first, then as the first of
 /// `shorts` makes them by which all of them fit.
-fn within(nodes: &[&NodeStatus], budget: usize, shorts: &[fn(&NodeStatus) -> NodeStatus]) -> Vec<NodeStatus> {
+fn fit_in_budget(
+    nodes: &[&NodeStatus],
+    budget: usize,
+    shorts: &[fn(&NodeStatus) -> NodeStatus],
+) -> Vec<NodeStatus> {
     let sizes: Vec<usize> = nodes.iter().map(|node| size(node)).collect();
     if sizes.iter().sum::<usize>() <= budget {
         return nodes.iter().map(|node| (*node).clone()).collect();
@@ -154,11 +158,11 @@ fn rank(phase: NodePhase) -> u8 {
     }
 }
 
-fn bare(node: &NodeStatus) -> NodeStatus {
+fn without_details(node: &NodeStatus) -> NodeStatus {
     NodeStatus {
         node_name: node.node_name.clone(),
         phase: node.phase,
-        reason: short(&node.reason),
+        reason: cut_reason(&node.reason),
         code: node.code,
         attempt: node.attempt,
         start_time: node.start_time.clone(),
@@ -173,17 +177,17 @@ fn bare(node: &NodeStatus) -> NodeStatus {
 /// All that a later life of cloudcore needs, with reasons that are cut.
 fn shortened(node: &NodeStatus) -> NodeStatus {
     let mut node = node.clone();
-    node.reason = short(&node.reason);
+    node.reason = cut_reason(&node.reason);
     if let Some(recheck) = &mut node.recheck {
-        recheck.not_checked_reason = short(&recheck.not_checked_reason);
+        recheck.not_checked_reason = cut_reason(&recheck.not_checked_reason);
     }
-    node.action_flow.iter_mut().for_each(|action| action.reason = short(&action.reason));
+    node.action_flow.iter_mut().for_each(|action| action.reason = cut_reason(&action.reason));
     for image in node.removal.iter_mut().flat_map(|removal| &mut removal.images) {
-        image.reason = short(&image.reason);
+        image.reason = cut_reason(&image.reason);
     }
     for image in &mut node.image_status {
-        image.reason = short(&image.reason);
-        image.facts.texts().into_iter().for_each(|text| *text = short(text));
+        image.reason = cut_reason(&image.reason);
+        image.facts.texts().into_iter().for_each(|text| *text = cut_reason(text));
     }
     node
 }
@@ -205,7 +209,7 @@ fn without_images(removal: &RemovalResult) -> RemovalResult {
     RemovalResult { images: Vec::new(), ..removal.clone() }
 }
 
-fn short(reason: &str) -> String {
+fn cut_reason(reason: &str) -> String {
     reason.chars().take(SHORT_REASON).collect()
 }
 
@@ -215,16 +219,16 @@ mod tests {
 
     use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use prepull_api::crd::status::{Action, ActionStatus, ImageStatus, Tristate};
+    use prepull_api::crd::status::{Action, ActionStatus, JobImageStatus, Tristate};
 
     use super::*;
 
     fn node(name: &str, phase: NodePhase, images: usize) -> NodeStatus {
-        let image = ImageStatus {
+        let image = JobImageStatus {
             image: "registry.example/team/application:v1.2.3".to_owned(),
             status: Tristate::True,
             digest: Some(format!("sha256:{}", "a".repeat(64))),
-            ..ImageStatus::default()
+            ..JobImageStatus::default()
         };
         NodeStatus {
             node_name: name.to_owned(),
@@ -241,7 +245,7 @@ mod tests {
                 node(&format!("n{n}"), if n == 150 { NodePhase::Failure } else { NodePhase::Successful }, 1)
             })
             .collect();
-        let names: Vec<_> = view(nodes.iter()).into_iter().map(|n| n.node_name).collect();
+        let names: Vec<_> = shown_nodes(nodes.iter()).into_iter().map(|n| n.node_name).collect();
         assert_eq!(names, (0..200).map(|n| format!("n{n}")).collect::<Vec<_>>());
     }
 
@@ -255,7 +259,7 @@ mod tests {
             _ => NodePhase::Successful,
         };
         let nodes: Vec<_> = (0..1000).map(|n| node(&format!("n{n}"), phase(n), 1)).collect();
-        let view = view(nodes.iter());
+        let view = shown_nodes(nodes.iter());
         assert_eq!(view.len(), 200);
         let firsts: Vec<_> = view.iter().step_by(10).take(5).map(|node| node.node_name.as_str()).collect();
         assert_eq!(firsts, ["n990", "n980", "n970", "n960", "n0"]);
@@ -268,7 +272,7 @@ mod tests {
                 node(&format!("n{n}"), if n >= 195 { NodePhase::Failure } else { NodePhase::Successful }, 40)
             })
             .collect();
-        let view = view(nodes.iter());
+        let view = shown_nodes(nodes.iter());
         assert!(serde_json::to_string(&view).unwrap().len() <= NODE_STATUS_BUDGET + 200);
         assert!(view[195..].iter().all(|n| n.image_status.len() == 40));
         assert!(view[..195].iter().any(|n| n.image_status.is_empty()));
@@ -285,7 +289,7 @@ mod tests {
                 node
             })
             .collect();
-        let report = report("job", 3, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
+        let report = make_report("job", 3, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
         assert!(serde_json::to_string(&report).unwrap().len() < REPORT_BUDGET + 1000);
         assert_eq!((report.node_status.len(), report.summary.failure as usize), (capacity, capacity));
         // What a later life of cloudcore needs is there, whole or not.
@@ -316,7 +320,7 @@ mod tests {
                 node
             })
             .collect();
-        let report = report("job", 0, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
+        let report = make_report("job", 0, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
         assert!(serde_json::to_string(&report).unwrap().len() <= REPORT_BUDGET + 1000);
         assert_eq!(report.node_status.len(), capacity);
     }
@@ -334,7 +338,7 @@ mod tests {
             time: Time(Timestamp::UNIX_EPOCH),
         });
         let cut = "é".repeat(SHORT_REASON);
-        let shortened = within(&[&whole], 0, &[shortened]).remove(0);
+        let shortened = fit_in_budget(&[&whole], 0, &[shortened]).remove(0);
         let image = &shortened.image_status[0];
         let reasons = [
             &shortened.reason,
@@ -343,7 +347,7 @@ mod tests {
             &shortened.action_flow[0].reason,
         ];
         assert_eq!(reasons, [&cut; 4]);
-        let bare = within(&[&whole], 0, &[bare]).remove(0);
+        let bare = fit_in_budget(&[&whole], 0, &[without_details]).remove(0);
         assert_eq!((&bare.reason, bare.phase, bare.image_status.len()), (&cut, NodePhase::Failure, 0));
     }
 }

@@ -34,16 +34,16 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
-use crate::fleet::slots::Slots;
+use crate::fleet::slots::NodeSlots;
 use crate::shared::agenda::Agenda;
 use crate::shared::outcomes::WriteOutcome;
 use census::Census;
 use io::WriteEnd;
-pub use io::{Action, Content, Dispatch, Input, JobObject, Object, UnreadableJob, rest_of};
-use job::Job;
-pub use parked::{PARK_AFTER, lean};
+pub use io::{Action, Content, Dispatch, Input, JobObject, StatusOrReport, UnreadableJob, rest_of};
+use job::PrepullJob;
+pub use parked::{PARK_AFTER, drop_unread_fields};
 use parked::{Parked, is_settled};
-use pins::Unpinned;
+use pins::UnpinReason;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -56,8 +56,8 @@ pub struct Controller {
     /// that a run can be repeated.
     pinning: BTreeMap<NodeName, bool>,
     /// Jobs that gave up their pins since the last flush.
-    unpinned: BTreeMap<JobUid, Unpinned>,
-    jobs: HashMap<JobUid, Job>,
+    unpinned: BTreeMap<JobUid, UnpinReason>,
+    jobs: HashMap<JobUid, PrepullJob>,
     /// Jobs that have been over for long, or are being read. None of them is in `jobs` as well.
     parked: HashMap<JobUid, Parked>,
     /// The jobs of [`Action::Recall`] that no [`Input::Recalled`] has answered yet.
@@ -65,7 +65,7 @@ pub struct Controller {
     agenda: Agenda,
     /// The phases of `jobs` and `parked`, as of the last flush.
     census: Census,
-    slots: Slots,
+    slots: NodeSlots,
     /// Jobs that are over or gone, and leave `slots` with the next flush: one pass for all of them.
     leaving: HashSet<JobUid>,
     /// Jobs that a write did not find. The watch may still deliver their last changes, which are ignored.
@@ -94,7 +94,7 @@ impl Controller {
     }
 
     /// Takes in what happened to nodes and sessions, as [`Self::handle`] does.
-    pub fn hear(&mut self, event: FleetEvent, now: Timestamp) {
+    pub fn note_fleet_event(&mut self, event: FleetEvent, now: Timestamp) {
         self.now = now;
         match event {
             FleetEvent::Nodes(nodes) => {
@@ -170,14 +170,15 @@ impl Controller {
                 self.change_job(&job, |job, effects| job.end_waits_for(&secret, effects.now));
             }
             Input::Written { job, object, version, outcome, stored } => match (object, outcome) {
-                (Object::Status, WriteOutcome::Gone) => {
+                (StatusOrReport::Status, WriteOutcome::Gone) => {
                     self.remove_job(&job);
                     self.gone.insert(job);
                 }
                 (_, outcome) => {
                     let done = outcome == WriteOutcome::Done;
                     let end = WriteEnd { object, version, stored, done };
-                    let finish = |job: &mut Job, effects: &mut Effects<'_>| job.finish_write(end, effects);
+                    let finish =
+                        |job: &mut PrepullJob, effects: &mut Effects<'_>| job.finish_write(end, effects);
                     if !self.change_job(&job, finish) {
                         // The write was in flight when the job was deleted.
                         self.actions.push(Action::Forget(job));
@@ -207,14 +208,14 @@ impl Controller {
             job.advance(&self.nodes, &mut effects);
             job.write_if_due(&mut effects);
             let (wakeup, is_over, begins) = (job.next_wakeup(), job.is_over(), job.run() != run);
-            self.census.note(&uid, job.phase());
+            self.census.note_phase(&uid, job.phase());
             self.apply_moves(&uid);
-            self.agenda.wake(&uid, wakeup);
+            self.agenda.wake_at(&uid, wakeup);
             if begins {
                 self.attach_all(&uid);
                 if pinned && run.is_some() {
                     // The images of the run before; those of this one are pinned when they have been pulled.
-                    self.unpin(&uid);
+                    self.unpin_replaced(&uid);
                 }
             }
             if is_over && self.attached.remove(&uid) {
@@ -228,7 +229,7 @@ impl Controller {
 
     /// When [`Self::flush`] must run next even without an input.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        self.agenda.wakeup()
+        self.agenda.next_wakeup()
     }
 
     /// Whether jobs that go on are still being read.
@@ -247,7 +248,7 @@ impl Controller {
 
     /// The jobs that run, each by its name with the counts of its nodes, for the metrics.
     pub fn running_jobs(&self) -> impl Iterator<Item = (&str, &Summary)> {
-        self.census.running().filter_map(|uid| self.jobs.get(uid)).map(Job::counts)
+        self.census.running().filter_map(|uid| self.jobs.get(uid)).map(PrepullJob::name_and_summary)
     }
 
     /// The number of jobs in each phase, for the metrics.
@@ -264,7 +265,7 @@ impl Controller {
     fn park(&mut self, uid: &JobUid, parked: Parked) {
         self.jobs.remove(uid);
         self.actions.push(Action::Forget(uid.clone()));
-        self.census.note(uid, parked.phase);
+        self.census.note_phase(uid, parked.phase);
         self.parked.insert(uid.clone(), parked);
         self.delete_parked(uid);
     }
@@ -278,11 +279,11 @@ impl Controller {
             self.actions.push(Action::Delete { job: uid.clone(), name: parked.name.clone() });
         }
         let due = parked.delete_at;
-        self.agenda.wake(uid, due);
+        self.agenda.wake_at(uid, due);
     }
 
     /// Changes a job, which the next flush then looks at. Returns whether there is such a job.
-    fn change_job(&mut self, uid: &JobUid, change: impl FnOnce(&mut Job, &mut Effects<'_>)) -> bool {
+    fn change_job(&mut self, uid: &JobUid, change: impl FnOnce(&mut PrepullJob, &mut Effects<'_>)) -> bool {
         let Some(job) = self.jobs.get_mut(uid) else { return false };
         change(job, &mut Effects::new(self.now, &mut self.actions));
         self.agenda.mark(uid);
@@ -292,7 +293,7 @@ impl Controller {
 
     /// Takes over which nodes of a job took or gave back a slot, and updates the other jobs of those nodes.
     fn apply_moves(&mut self, uid: &JobUid) {
-        let moves = self.jobs.get_mut(uid).map(Job::take_moves).unwrap_or_default();
+        let moves = self.jobs.get_mut(uid).map(PrepullJob::take_moves).unwrap_or_default();
         for (node, took) in moves {
             self.place_moved(&node, took);
         }
@@ -325,7 +326,7 @@ impl Controller {
         for uid in joined {
             // It may be attached already: a name without a Node is.
             self.agenda.mark(&uid);
-            self.attach(&uid, &name);
+            self.attach_to_node(&uid, &name);
         }
     }
 
@@ -372,9 +373,9 @@ impl Controller {
             }
             return;
         }
-        let Some(parked) = Parked::begun(object) else { return self.load(&uid, object, Vec::new()) };
-        self.agenda.add(&uid, created(object, self.now));
-        self.census.note(&uid, parked.phase);
+        let Some(parked) = Parked::from_begun(object) else { return self.load(&uid, object, Vec::new()) };
+        self.agenda.add(&uid, creation_time(object, self.now));
+        self.census.note_phase(&uid, parked.phase);
         if is_settled(object, self.now) {
             self.parked.insert(uid, parked);
         } else {
@@ -392,10 +393,10 @@ impl Controller {
 
     /// Loads a job that is not in memory, with all reports that the API server has of it.
     fn load(&mut self, uid: &JobUid, object: &JobObject, reports: Vec<ImagePrePullReport>) {
-        self.agenda.add(uid, created(object, self.now));
+        self.agenda.add(uid, creation_time(object, self.now));
         let capacity = self.report_capacity.unwrap_or(usize::MAX);
         let mut effects = Effects::new(self.now, &mut self.actions);
-        let job = Job::load(object, reports, &self.nodes, capacity, &mut effects);
+        let job = PrepullJob::load(object, reports, &self.nodes, capacity, &mut effects);
         self.jobs.insert(uid.clone(), job);
         self.attach_all(uid);
     }
@@ -404,13 +405,13 @@ impl Controller {
     fn attach_all(&mut self, uid: &JobUid) {
         let nodes: Vec<NodeName> = self.jobs.get(uid).map(|job| job.nodes().collect()).unwrap_or_default();
         for node in nodes {
-            self.attach(uid, &node);
+            self.attach_to_node(uid, &node);
         }
         self.apply_moves(uid);
     }
 
     /// Registers a job for the slots of a node, and passes it the node's session and slot state.
-    fn attach(&mut self, uid: &JobUid, node: &NodeName) {
+    fn attach_to_node(&mut self, uid: &JobUid, node: &NodeName) {
         if self.leaving.contains(uid) {
             self.detach_leaving();
         }
@@ -446,7 +447,7 @@ impl Controller {
             self.leaving.insert(uid.clone());
         }
         for (node, attempt) in job.tasks_in_progress() {
-            self.actions.push(cancel(&node, TaskId { job: uid.clone(), attempt }, DELETED));
+            self.actions.push(cancel_message(&node, TaskId { job: uid.clone(), attempt }, DELETED));
             self.place_moved(&node, false);
         }
     }
@@ -459,13 +460,13 @@ fn is_being_deleted(object: &JobObject) -> bool {
 }
 
 /// When a job was made; now, for one that does not say.
-fn created(object: &JobObject, now: Timestamp) -> Timestamp {
+fn creation_time(object: &JobObject, now: Timestamp) -> Timestamp {
     rest_of(object).metadata.creation_timestamp.as_ref().map_or(now, |time| time.0)
 }
 
 const DELETED: &str = "the job was deleted, or has been over for long";
 const OVER: &str = "the job does not wait for this task any more";
 
-fn cancel(node: &NodeName, task: TaskId, reason: &str) -> Action {
+fn cancel_message(node: &NodeName, task: TaskId, reason: &str) -> Action {
     Action::Send(node.clone(), CloudMessage::Cancel { task, reason: reason.to_owned() })
 }

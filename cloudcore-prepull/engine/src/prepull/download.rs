@@ -24,7 +24,7 @@ pub struct WindowRule {
 
 impl WindowRule {
     /// The rule in the job's spec.
-    pub fn of(job: &ValidatedJob) -> Self {
+    pub fn from_job(job: &ValidatedJob) -> Self {
         let download = &job.download;
         let windows = if download.paused { vec![Window::never()] } else { download.windows.clone() };
         Self { windows, jitter: download.jitter, job: job.uid.clone(), counts_from: None }
@@ -68,7 +68,7 @@ impl WindowRule {
         let zone = clock.time_zone.as_deref();
         // An edge of a later version may have windows that cannot be read here: it keeps to them by itself.
         let own: Vec<_> = clock.windows.iter().filter_map(|text| parse_window(text).ok()).collect();
-        self.openings_of_job(node, clock).and(Openings::new(&own, Duration::ZERO, zone))
+        self.openings_of_job(node, clock).intersect_with(Openings::new(&own, Duration::ZERO, zone))
     }
 
     /// The part of the clock that counts for this job; nothing where the time of day does not matter.
@@ -102,7 +102,7 @@ fn checked_text(window: &Window) -> Option<String> {
 }
 
 /// The download terms in a node's task. It shares with its site `by_default` if the job leaves that open.
-pub fn terms(
+pub fn download_terms(
     job: &ValidatedJob,
     node: &NodeName,
     verify: Option<Verification>,
@@ -110,7 +110,7 @@ pub fn terms(
 ) -> DownloadTerms {
     let download = &job.download;
     let share = download.share.unwrap_or(by_default);
-    let rule = WindowRule::of(job);
+    let rule = WindowRule::from_job(job);
     DownloadTerms {
         max_rate: download.max_rate,
         delay: rule.delay(node.as_str()),

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use prepull_api::crd::EDGE_LABEL;
-use prepull_api::crd::status::{ImageStatus, SkippedNode};
+use prepull_api::crd::status::{JobImageStatus, SkippedNode};
 use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{OverrideError, SecretRef};
@@ -15,7 +15,7 @@ use prepull_api::task::{NodeName, PullPolicy, Removal, Upgrade};
 
 use crate::fleet::node_view::{NOT_READY, NodeView};
 use crate::prepull::validate::{
-    JobImage, NodeSelection, OverriderGroup, Refusal, ValidatedJob, image_rule_field, secret_rule_field,
+    JobImage, NodeSelection, OverriderGroup, SpecRefusal, ValidatedJob, image_rule_field, secret_rule_field,
 };
 
 mod keys;
@@ -24,7 +24,7 @@ mod labels;
 mod tests;
 
 pub use keys::{
-    Resolved, ResolvedVerification, SecretLookup, resolve_key, resolve_pull_secrets, resolve_verification,
+    ResolvedKey, ResolvedVerification, SecretLookup, resolve_key, resolve_pull_secrets, resolve_verification,
     unreadable_text,
 };
 pub use labels::{may_kubelet_set, self_assigned_labels};
@@ -57,7 +57,7 @@ pub fn is_missing(node: &SkippedNode) -> bool {
 
 /// What each node of a job pulls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct JobPlan {
     /// The plan of each node, never empty, in the order of [`Selection::eligible`].
     pub nodes: Vec<(NodeName, Arc<NodePlan>)>,
     /// See [`Selection::skipped`].
@@ -110,7 +110,7 @@ impl NodePlan {
     }
 
     /// Whether these records of images are of this plan, or of none: a node that was never sent anything has none.
-    pub fn is_of(&self, images: &[ImageStatus]) -> bool {
+    pub fn is_of(&self, images: &[JobImageStatus]) -> bool {
         images.is_empty()
             || images.len() == self.images.len()
                 && self
@@ -124,7 +124,7 @@ impl NodePlan {
 const NOT_FOUND: &str = "not found";
 
 /// Chooses the nodes of a job: edge nodes that are Ready, each once.
-pub fn select(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selection {
+pub fn select_nodes(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selection {
     let mut selection = Selection::default();
     let mut take = |name: &NodeName, reason: Option<&str>| {
         if let Some(reason) = reason {
@@ -137,12 +137,12 @@ pub fn select(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selec
         NodeSelection::Names(names) => {
             let mut seen = HashSet::new();
             for name in names.iter().filter(|name| seen.insert(*name)) {
-                take(name, nodes.get(name).map_or(Some(NOT_FOUND), NodeView::unfit));
+                take(name, nodes.get(name).map_or(Some(NOT_FOUND), NodeView::why_unfit));
             }
         }
         NodeSelection::Labels(selector) => {
             for (name, node) in nodes.iter().filter(|(_, node)| selector.matches(&node.labels)) {
-                take(name, node.unfit());
+                take(name, node.why_unfit());
             }
         }
     }
@@ -150,40 +150,40 @@ pub fn select(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Selec
 }
 
 /// Plans a job. Refuses it if no node is eligible, or if an overrider makes an invalid reference or secret.
-pub fn plan(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Result<Plan, Refusal> {
-    let Selection { eligible, skipped } = select(job, nodes);
+pub fn plan_job(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Result<JobPlan, SpecRefusal> {
+    let Selection { eligible, skipped } = select_nodes(job, nodes);
     if eligible.is_empty() {
         return Err(no_eligible_node(job, &skipped));
     }
-    let mut shared = Shared::default();
+    let mut shared = SharedPlans::default();
     // Every eligible node is in the map: it was chosen from there.
     let eligible = eligible.into_iter().filter_map(|name| nodes.get(&name).map(|node| (name, node)));
     let planned = eligible.map(|(name, node)| Ok((name, shared.plan_one(job, node)?)));
-    Ok(Plan { nodes: planned.collect::<Result<_, _>>()?, skipped })
+    Ok(JobPlan { nodes: planned.collect::<Result<_, _>>()?, skipped })
 }
 
 /// Whether the job would choose this node now.
-pub fn chooses(job: &ValidatedJob, node: &NodeView) -> bool {
+pub fn chooses_node(job: &ValidatedJob, node: &NodeView) -> bool {
     let asked = || match &job.nodes {
         NodeSelection::Names(names) => names.contains(&node.name),
         NodeSelection::Labels(selector) => selector.matches(&node.labels),
     };
-    node.unfit().is_none() && asked()
+    node.why_unfit().is_none() && asked()
 }
 
 /// Plans a single node, whether or not the job would choose it now: after a restart of cloudcore it may be NotReady and
 /// in progress.
-pub fn plan_one(job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
-    Shared::default().plan_one(job, node)
+pub fn plan_one(job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, SpecRefusal> {
+    SharedPlans::default().plan_one(job, node)
 }
 
 /// The plans of one job, by the indexes of the overriders that apply.
 #[derive(Debug, Default)]
-pub struct Shared(BTreeMap<Vec<usize>, Arc<NodePlan>>);
+pub struct SharedPlans(BTreeMap<Vec<usize>, Arc<NodePlan>>);
 
-impl Shared {
+impl SharedPlans {
     /// Plans a node as [`plan_one`] does, once for all nodes with the same overriders.
-    pub fn plan_one(&mut self, job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, Refusal> {
+    pub fn plan_one(&mut self, job: &ValidatedJob, node: &NodeView) -> Result<Arc<NodePlan>, SpecRefusal> {
         self.of_groups(job, matching_groups(job, node))
     }
 
@@ -194,7 +194,7 @@ impl Shared {
         &mut self,
         job: &ValidatedJob,
         plan: &Arc<NodePlan>,
-        images: &[ImageStatus],
+        images: &[JobImageStatus],
     ) -> Arc<NodePlan> {
         let single = (0..job.overriders.len()).map(|group| vec![group]);
         for groups in std::iter::once(Vec::new()).chain(single) {
@@ -213,7 +213,7 @@ impl Shared {
         Arc::new(plan)
     }
 
-    fn of_groups(&mut self, job: &ValidatedJob, groups: Vec<usize>) -> Result<Arc<NodePlan>, Refusal> {
+    fn of_groups(&mut self, job: &ValidatedJob, groups: Vec<usize>) -> Result<Arc<NodePlan>, SpecRefusal> {
         if let Some(plan) = self.0.get(&groups) {
             return Ok(Arc::clone(plan));
         }
@@ -228,7 +228,7 @@ fn matching_groups(job: &ValidatedJob, node: &NodeView) -> Vec<usize> {
     groups.filter(|(_, group)| group.selector.matches(&node.labels)).map(|(index, _)| index).collect()
 }
 
-fn node_plan(job: &ValidatedJob, groups: &[usize]) -> Result<NodePlan, Refusal> {
+fn node_plan(job: &ValidatedJob, groups: &[usize]) -> Result<NodePlan, SpecRefusal> {
     let images = job.images.iter().map(|image| planned_image(job, image, groups));
     Ok(NodePlan {
         images: images.collect::<Result<_, _>>()?,
@@ -237,7 +237,11 @@ fn node_plan(job: &ValidatedJob, groups: &[usize]) -> Result<NodePlan, Refusal> 
     })
 }
 
-fn planned_image(job: &ValidatedJob, image: &JobImage, groups: &[usize]) -> Result<PlannedImage, Refusal> {
+fn planned_image(
+    job: &ValidatedJob,
+    image: &JobImage,
+    groups: &[usize],
+) -> Result<PlannedImage, SpecRefusal> {
     let groups = || groups.iter().filter_map(|index| Some((*index, job.overriders.get(*index)?)));
     let JobImage { image: text, name, reference, secret, policy } = image;
 
@@ -281,12 +285,12 @@ fn registry_secret<'a>(job: &'a ValidatedJob, pull: &NormalizedReference) -> Opt
     matching.first().map(|(_, secret)| secret)
 }
 
-fn rule_fails(field: String, group: &OverriderGroup, image: &str, error: &OverrideError) -> Refusal {
+fn rule_fails(field: String, group: &OverriderGroup, image: &str, error: &OverrideError) -> SpecRefusal {
     let message = format!("for nodes with {:?}, image {image:?}: {error}", group.label_text);
-    Refusal::new(field, message)
+    SpecRefusal::new(field, message)
 }
 
-fn no_eligible_node(job: &ValidatedJob, skipped: &[SkippedNode]) -> Refusal {
+fn no_eligible_node(job: &ValidatedJob, skipped: &[SkippedNode]) -> SpecRefusal {
     /// How many nodes the message names; `status.skippedNodes` has the others.
     const EXAMPLES: usize = 3;
 
@@ -295,14 +299,14 @@ fn no_eligible_node(job: &ValidatedJob, skipped: &[SkippedNode]) -> Refusal {
         NodeSelection::Labels(_) => "spec.imagePrePullTemplate.labelSelector",
     };
     if skipped.is_empty() {
-        return Refusal::new(field, "no node matches: check the labels of the edge nodes");
+        return SpecRefusal::new(field, "no node matches: check the labels of the edge nodes");
     }
     let mut examples: Vec<_> =
         skipped.iter().take(EXAMPLES).map(|node| format!("{} is {}", node.node_name, node.reason)).collect();
     if skipped.len() > EXAMPLES {
         examples.push(format!("{} more", skipped.len() - EXAMPLES));
     }
-    Refusal::new(
+    SpecRefusal::new(
         field,
         format!(
             "no node is eligible: {} (a node needs the label {EDGE_LABEL} and must be Ready)",

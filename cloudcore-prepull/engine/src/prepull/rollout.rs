@@ -1,6 +1,6 @@
 //! The rollout of one job over its nodes: which nodes start, which are out of time, and when the job is over.
 //!
-//! Pure: `now` is passed in, and [`Decision`]s come out. The records are the very [`NodeStatus`] that the API server
+//! Pure: `now` is passed in, and [`RolloutDecision`]s come out. The records are the very [`NodeStatus`] that the API server
 //! keeps, so that a restart loses nothing that was written.
 //!
 //! ```text
@@ -26,7 +26,7 @@ use prepull_api::task::NodeName;
 use crate::fleet::session::SessionId;
 use crate::prepull::aggregate::{FIRST_ATTEMPT, in_phase};
 use crate::prepull::download::WindowRule;
-use crate::prepull::validate::{Ratio, Step};
+use crate::prepull::validate::{Ratio, WaveStep};
 use crate::shared::delay_queue::DelayQueue;
 use crate::shared::postponement::Postponement;
 
@@ -43,7 +43,7 @@ mod tests;
 mod waves;
 mod windows;
 
-pub use decisions::{Decision, Reattach, Verdict};
+pub use decisions::{Reattach, RolloutDecision, RolloutVerdict};
 pub use recheck::{RECHECK_TIME, Rechecked, begin_recheck, is_rechecking, keep_result};
 use waves::Waves;
 
@@ -57,7 +57,7 @@ const BUSY: &str = "waits: the node works on another job";
 
 /// The settings of a rollout, which may change while the job runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct RolloutSettings {
     /// Nodes that may be in progress at the same time.
     pub concurrency: usize,
     /// The share of the nodes that may fail.
@@ -65,7 +65,7 @@ pub struct Settings {
     /// How long one node may take, from its start.
     pub timeout: Duration,
     /// The waves; without any all nodes are in one.
-    pub steps: Vec<Step>,
+    pub steps: Vec<WaveStep>,
     /// The pause between two waves.
     pub pause: Duration,
     /// Whether no further node may start.
@@ -85,7 +85,7 @@ pub struct Touched {
 
 /// How far an Assign has got. Volatile: after a restart of cloudcore, the edge's `Hello` restores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flight {
+enum AssignStage {
     /// The start is not yet recorded in the API server; nothing has been sent.
     Recording,
     /// Keys are being resolved, then it is sent. `again`: the edge may have it already. `session`: the session of the
@@ -100,7 +100,7 @@ enum Flight {
 #[derive(Clone, Debug)]
 struct Member {
     record: NodeStatus,
-    flight: Flight,
+    flight: AssignStage,
     online: Option<SessionId>,
     /// Whether it works on as many tasks as it can.
     busy: bool,
@@ -116,12 +116,12 @@ struct Member {
     is_stamped: bool,
     /// Once a secret of its task could not be read in this attempt.
     postponed: Option<Box<Postponed>>,
-    asked: Asked,
+    asked: KeyInquiry,
 }
 
 /// Whether a node was asked if it needs the keys that are withheld: see [`Rollout::mark_asked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum KeyInquiry {
     /// It was not, in this round.
     No,
     /// The task that it has may be without keys.
@@ -154,7 +154,7 @@ pub fn begin_again(record: &mut NodeStatus) {
 /// The nodes of one job.
 #[derive(Clone, Debug, Default)]
 pub struct Rollout {
-    settings: Settings,
+    settings: RolloutSettings,
     members: Vec<Member>,
     index: HashMap<NodeName, usize>,
     /// The places of nodes that have left, should they come back.
@@ -168,7 +168,7 @@ pub struct Rollout {
     /// since the next leader would let them go on.
     withdrawn: BTreeSet<usize>,
     first_attempt: u32,
-    /// How many starts there were: see [`Start`].
+    /// How many starts there were: see [`StartId`](crate::shared::writes::StartId).
     starts: u64,
     /// When the re-check that runs is over.
     recheck_until: Option<Timestamp>,
@@ -198,16 +198,16 @@ pub struct Rollout {
 impl Rollout {
     /// A job that begins, or goes on after a restart: the records are taken as they are. Nodes are started in
     /// the order of the records.
-    pub fn new(settings: Settings, records: Vec<NodeStatus>) -> Self {
-        Self::with(settings, records, false)
+    pub fn new(settings: RolloutSettings, records: Vec<NodeStatus>) -> Self {
+        Self::with_records(settings, records, false)
     }
 
     /// A job that was over before this run of cloudcore: the records stay as they are.
-    pub fn ended(settings: Settings, records: Vec<NodeStatus>) -> Self {
-        Self::with(settings, records, true)
+    pub fn for_ended_job(settings: RolloutSettings, records: Vec<NodeStatus>) -> Self {
+        Self::with_records(settings, records, true)
     }
 
-    fn with(settings: Settings, records: Vec<NodeStatus>, closed: bool) -> Self {
+    fn with_records(settings: RolloutSettings, records: Vec<NodeStatus>, closed: bool) -> Self {
         let mut rollout = Self {
             members: Vec::with_capacity(records.len()),
             index: HashMap::with_capacity(records.len()),
@@ -242,16 +242,16 @@ impl Rollout {
 
     /// Resumes the waves where an earlier run of cloudcore left them.
     pub fn resume_waves(&mut self, status: &RolloutStatus) {
-        self.waves = Waves::resumed(status, self.settings.pause);
+        self.waves = Waves::from_status(status, self.settings.pause);
         // A wave that has shrunk since, because waiting nodes were deleted, has not ended by that.
-        if self.started() > status.nodes {
-            self.waves.catch_up(&self.settings.steps, &self.present());
+        if self.started_count() > status.nodes {
+            self.waves.catch_up(&self.settings.steps, &self.present_counts());
         }
     }
 
     /// Begins the waves of a further round.
     pub fn restart_waves(&mut self) {
-        self.waves = Waves::again(&self.settings.steps, &self.present());
+        self.waves = Waves::for_further_round(&self.settings.steps, &self.present_counts());
     }
 
     /// Adds a node after all others, unless it is there already. One that had left gets its old place: another place may
@@ -275,9 +275,9 @@ impl Rollout {
             }
             NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown => {}
         }
-        let flight = Flight::Sent(None);
+        let flight = AssignStage::Sent(None);
         // What an earlier leader has sent may have been without keys.
-        let asked = if record.phase == NodePhase::InProgress { Asked::Asking } else { Asked::No };
+        let asked = if record.phase == NodePhase::InProgress { KeyInquiry::Asking } else { KeyInquiry::No };
         let clock = record.clock.clone().unwrap_or_default();
         self.members.push(Member {
             record,
@@ -367,21 +367,21 @@ impl Rollout {
     }
 
     /// The current settings.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &RolloutSettings {
         &self.settings
     }
 
     /// Changes the settings, for the nodes in progress as well.
-    pub fn configure(&mut self, settings: Settings) {
+    pub fn configure(&mut self, settings: RolloutSettings) {
         let has_new_waves = self.settings.steps != settings.steps;
         let has_new_windows = self.settings.windows != settings.windows;
         self.settings = settings;
         if has_new_waves {
-            self.waves.catch_up(&self.settings.steps, &self.present());
+            self.waves.catch_up(&self.settings.steps, &self.present_counts());
         }
         for at in 0..self.members.len() {
             if has_new_windows {
-                self.recount(at);
+                self.recompute_times(at);
             } else {
                 self.index_member(at);
             }
@@ -389,13 +389,13 @@ impl Rollout {
     }
 
     /// The counts without the nodes that do not exist: those of the waves.
-    fn present(&self) -> Summary {
+    fn present_counts(&self) -> Summary {
         let Summary { desired, failure, .. } = self.counts;
         Summary { desired: desired - self.missing, failure: failure - self.missing, ..self.counts.clone() }
     }
 
     /// How many nodes do not exist, and count as failed.
-    pub fn missing(&self) -> u32 {
+    pub fn missing_count(&self) -> u32 {
         self.missing
     }
 
@@ -406,9 +406,9 @@ impl Rollout {
 
     /// Whether the job is over, and how. The tolerance holds for the wave that runs; nodes that do not exist count against
     /// that of the whole job.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> RolloutVerdict {
         if self.counts.desired == 0 {
-            return Verdict::NoneLeft;
+            return RolloutVerdict::NoneLeft;
         }
         let bad = self.counts.failure + self.counts.unknown;
         let tolerance = &self.settings.tolerance;
@@ -418,46 +418,46 @@ impl Rollout {
             // All are asked, however many lack something.
             let runs = !self.rechecking.is_empty() || self.counts.in_progress > 0;
             return match (runs, exceeded, self.counts.pending) {
-                (true, ..) => Verdict::Running,
-                (false, true, _) => Verdict::Failed,
-                (false, false, 0) => Verdict::Completed,
-                (false, false, _) => Verdict::NotAllStarted,
+                (true, ..) => RolloutVerdict::Running,
+                (false, true, _) => RolloutVerdict::Failed,
+                (false, false, 0) => RolloutVerdict::Completed,
+                (false, false, _) => RolloutVerdict::NotAllStarted,
             };
         }
         match (exceeded, self.counts.in_progress, self.counts.pending) {
-            (true, 0, _) => Verdict::Failed,
-            (true, _, _) => Verdict::Draining,
-            (false, 0, 0) => Verdict::Completed,
-            (false, _, _) => Verdict::Running,
+            (true, 0, _) => RolloutVerdict::Failed,
+            (true, _, _) => RolloutVerdict::Draining,
+            (false, 0, 0) => RolloutVerdict::Completed,
+            (false, _, _) => RolloutVerdict::Running,
         }
     }
 
     /// How many nodes have started, those that have ended included.
-    fn started(&self) -> u32 {
+    fn started_count(&self) -> u32 {
         self.counts.desired - self.counts.pending - self.missing
     }
 
     /// How many nodes the wave that runs has, those of the earlier waves included. More may have started than it would
     /// have now that waiting nodes were deleted.
     fn wave_size(&self) -> u32 {
-        self.waves.limit(&self.settings.steps, self.present().desired).max(self.started())
+        self.waves.start_limit(&self.settings.steps, self.present_counts().desired).max(self.started_count())
     }
 
     /// The nodes in progress that have a session and were sent their task. A task that is still to be sent takes the
     /// settings of that moment anyway.
-    pub fn reachable(&self) -> Vec<NodeName> {
+    pub fn reachable_nodes(&self) -> Vec<NodeName> {
         let sent = self.in_progress.iter().filter(|&&at| {
             let Member { flight, online, .. } = &self.members[at];
-            online.is_some() && matches!(flight, Flight::Sent(_) | Flight::Accepted)
+            online.is_some() && matches!(flight, AssignStage::Sent(_) | AssignStage::Accepted)
         });
-        sent.map(|&at| self.name(at)).collect()
+        sent.map(|&at| self.node_name(at)).collect()
     }
 
     fn in_progress(&self, node: &NodeName) -> Option<usize> {
         self.index.get(node).copied().filter(|&at| self.members[at].record.phase == NodePhase::InProgress)
     }
 
-    fn name(&self, at: usize) -> NodeName {
+    fn node_name(&self, at: usize) -> NodeName {
         NodeName(self.members[at].record.node_name.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! The validation of a job: it becomes a [`ValidatedJob`], or a [`Refusal`] that names the field and the remedy. Pure.
+//! The validation of a job: it becomes a [`ValidatedJob`], or a [`SpecRefusal`] that names the field and the remedy. Pure.
 //!
 //! The CRD's own rules cover a part of this, on API servers that know them; this step decides.
 
@@ -28,9 +28,9 @@ mod tests;
 mod upgrade;
 
 pub use download::{DownloadPolicy, VerifyPolicy};
-pub(crate) use download::{rate, windows};
+pub(crate) use download::{parse_rate, parse_windows};
 pub use ratio::{Ratio, RatioError};
-pub use step::{MAX_STEPS, Step, StepError};
+pub use step::{MAX_STEPS, WaveStep, WaveStepError};
 
 /// The timeout of a node if the job has 0, as in KubeEdge.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -45,7 +45,7 @@ pub const MAX_RETRIES: i64 = i32::MAX as i64;
 /// Why a job is refused: one field, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
-pub struct Refusal {
+pub struct SpecRefusal {
     /// The path of the field, such as `spec.imagePrePullTemplate.images[2]`.
     pub field: String,
     /// What is wrong with it, and the remedy.
@@ -107,7 +107,7 @@ pub struct RunPolicy {
     /// How long after its end the job is deleted.
     pub ttl: Option<Duration>,
     /// The waves; without any all nodes may start at once.
-    pub steps: Vec<Step>,
+    pub steps: Vec<WaveStep>,
     /// The pause between two waves.
     pub pause: Duration,
     /// How many further rounds there are for nodes that did not succeed.
@@ -161,7 +161,7 @@ pub struct OverriderGroup {
     pub secret_rules: Vec<SecretRule>,
 }
 
-impl Refusal {
+impl SpecRefusal {
     /// A mistake in this field.
     pub fn new(field: impl Into<String>, message: impl fmt::Display) -> Self {
         Self { field: field.into(), message: message.to_string() }
@@ -169,7 +169,7 @@ impl Refusal {
 }
 
 /// Parses a job. The first thing that is wrong with it is the refusal.
-pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
+pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, SpecRefusal> {
     let ImagePrePullTemplate {
         images: _,
         image_sources: _,
@@ -189,34 +189,34 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
         image_pull_policy: _,
     } = &job.spec.image_pre_pull_template;
     let template = &job.spec.image_pre_pull_template;
-    let removal = removal::removal(&job.spec)?.map(Arc::new);
-    let timeout = match bounded("timeoutSeconds", *timeout_seconds, MAX_TIMEOUT_SECONDS)? {
+    let removal = removal::parse_removal(&job.spec)?.map(Arc::new);
+    let timeout = match bounded_number("timeoutSeconds", *timeout_seconds, MAX_TIMEOUT_SECONDS)? {
         0 => DEFAULT_TIMEOUT,
         seconds => Duration::from_secs(seconds.into()),
     };
-    let upgrade = upgrade::upgrade(&job.spec, timeout)?;
+    let upgrade = upgrade::parse_upgrade(&job.spec, timeout)?;
     Ok(ValidatedJob {
         uid: JobUid(job.metadata.uid.clone().unwrap_or_default()),
         name: job.metadata.name.clone().unwrap_or_default(),
         generation: job.metadata.generation.unwrap_or_default(),
-        images: if removal.is_some() { Vec::new() } else { images(template)? },
-        nodes: nodes(TEMPLATE, &template.node_names, template.label_selector.as_ref())?,
-        overriders: indexed(&job.spec.image_pre_pull_overriders, overrider_group)?,
-        registry_secrets: indexed(registry_secrets, |i, entry| {
+        images: if removal.is_some() { Vec::new() } else { parse_images(template)? },
+        nodes: parse_node_selection(TEMPLATE, &template.node_names, template.label_selector.as_ref())?,
+        overriders: parse_each(&job.spec.image_pre_pull_overriders, overrider_group)?,
+        registry_secrets: parse_each(registry_secrets, |i, entry| {
             let field = format!("{TEMPLATE}.registrySecrets[{i}]");
             let pattern = RegistryPattern::parse(&entry.registry)
-                .map_err(|e| Refusal::new(format!("{field}.registry"), e))?;
+                .map_err(|e| SpecRefusal::new(format!("{field}.registry"), e))?;
             let secret = SecretRef::parse(&entry.image_secret)
-                .map_err(|e| Refusal::new(format!("{field}.imageSecret"), e))?;
+                .map_err(|e| SpecRefusal::new(format!("{field}.imageSecret"), e))?;
             Ok((pattern, secret))
         })?,
-        fallback_secret: secret(image_secrets.as_ref(), || format!("{TEMPLATE}.imageSecrets"))?,
-        checks: checks(check_items, removal.is_some())?,
+        fallback_secret: parse_secret(image_secrets.as_ref(), || format!("{TEMPLATE}.imageSecrets"))?,
+        checks: parse_checks(check_items, removal.is_some())?,
         tolerance: Ratio::parse(failure_tolerate)
-            .map_err(|e| Refusal::new(format!("{TEMPLATE}.failureTolerate"), e))?,
+            .map_err(|e| SpecRefusal::new(format!("{TEMPLATE}.failureTolerate"), e))?,
         concurrency: concurrency_of(*concurrency)?,
         timeout,
-        retries: bounded("retryTimes", *retry_times, MAX_RETRIES)?,
+        retries: bounded_number("retryTimes", *retry_times, MAX_RETRIES)?,
         removal,
         upgrade,
         policy: run_policy(&job.spec)?,
@@ -226,7 +226,7 @@ pub fn validate(job: &ImagePrePullJob) -> Result<ValidatedJob, Refusal> {
 
 const TEMPLATE: &str = "spec.imagePrePullTemplate";
 
-fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
+fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, SpecRefusal> {
     // With all fields, so that none is forgotten here.
     let ImagePrePullJobSpec {
         image_pre_pull_template: _,
@@ -254,7 +254,7 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
             .filter(|_| value >= least)
             .map(|value| Duration::from_secs(value.into()))
             .ok_or_else(|| {
-                Refusal::new(
+                SpecRefusal::new(
                     format!("spec.{field}"),
                     format!("{value} is not allowed: write {least} to {}", u32::MAX),
                 )
@@ -263,21 +263,20 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
     let RolloutStrategy { steps, pause_seconds } = rollout.clone().unwrap_or_default();
     if steps.len() > MAX_STEPS {
         let message = format!("{} steps; at most {MAX_STEPS} are allowed", steps.len());
-        return Err(Refusal::new("spec.rollout.steps", message));
+        return Err(SpecRefusal::new("spec.rollout.steps", message));
     }
-    let steps = indexed(&steps, |i, text| {
-        Step::parse(text).map_err(|error| Refusal::new(format!("spec.rollout.steps[{i}]"), error))
+    let steps = parse_each(&steps, |i, text| {
+        WaveStep::parse(text).map_err(|error| SpecRefusal::new(format!("spec.rollout.steps[{i}]"), error))
     })?;
     if let Some(at) = steps.windows(2).position(|pair| !pair[1].follows(pair[0])) {
         let message =
             format!("{} is not more than the step before, {}: steps rise", steps[at + 1], steps[at]);
-        return Err(Refusal::new(format!("spec.rollout.steps[{}]", at + 1), message));
+        return Err(SpecRefusal::new(format!("spec.rollout.steps[{}]", at + 1), message));
     }
     let rounds = |field: &str, value: i64| {
-        u32::try_from(value)
-            .ok()
-            .filter(|rounds| *rounds <= MAX_ROUNDS)
-            .ok_or_else(|| Refusal::new(field, format!("{value} is not allowed: write 0 to {MAX_ROUNDS}")))
+        u32::try_from(value).ok().filter(|rounds| *rounds <= MAX_ROUNDS).ok_or_else(|| {
+            SpecRefusal::new(field, format!("{value} is not allowed: write 0 to {MAX_ROUNDS}"))
+        })
     };
     let (retry, recheck) = (rounds("spec.retry", *retry)?, rounds("spec.recheck", *recheck)?);
     Ok(RunPolicy {
@@ -299,29 +298,29 @@ fn run_policy(spec: &ImagePrePullJobSpec) -> Result<RunPolicy, Refusal> {
     })
 }
 
-fn images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, Refusal> {
+fn parse_images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, SpecRefusal> {
     let default_policy =
-        policy(template.image_pull_policy.as_ref(), || format!("{TEMPLATE}.imagePullPolicy"))?;
-    let plain = indexed(&template.images, |i, text| {
+        parse_pull_policy(template.image_pull_policy.as_ref(), || format!("{TEMPLATE}.imagePullPolicy"))?;
+    let plain = parse_each(&template.images, |i, text| {
         let reference =
-            Reference::parse(text).map_err(|e| Refusal::new(format!("{TEMPLATE}.images[{i}]"), e))?;
+            Reference::parse(text).map_err(|e| SpecRefusal::new(format!("{TEMPLATE}.images[{i}]"), e))?;
         Ok(JobImage { image: text.clone(), name: None, reference, secret: None, policy: None })
     })?;
-    let sources = indexed(&template.image_sources, |i, source| {
+    let sources = parse_each(&template.image_sources, |i, source| {
         let field = || format!("{TEMPLATE}.imageSources[{i}]");
         let reference = Reference::from_parts(
-            filled(source.registry.as_ref()),
+            non_empty(source.registry.as_ref()),
             &source.repository,
-            filled(source.tag.as_ref()),
-            filled(source.digest.as_ref()),
+            non_empty(source.tag.as_ref()),
+            non_empty(source.digest.as_ref()),
         )
-        .map_err(|e| Refusal::new(field(), e))?;
+        .map_err(|e| SpecRefusal::new(field(), e))?;
         Ok(JobImage {
             image: reference.to_string(),
-            name: filled(source.name.as_ref()).map(str::to_owned),
+            name: non_empty(source.name.as_ref()).map(str::to_owned),
             reference,
-            secret: secret(source.image_secret.as_ref(), || field() + ".imageSecret")?,
-            policy: policy(source.image_pull_policy.as_ref(), || field() + ".imagePullPolicy")?,
+            secret: parse_secret(source.image_secret.as_ref(), || field() + ".imageSecret")?,
+            policy: parse_pull_policy(source.image_pull_policy.as_ref(), || field() + ".imagePullPolicy")?,
         })
     })?;
 
@@ -342,12 +341,12 @@ fn images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, Refusal> {
         image.policy = image.policy.or(default_policy);
     }
     match images.len() {
-        0 => Err(Refusal::new(
+        0 => Err(SpecRefusal::new(
             format!("{TEMPLATE}.images"),
             "images and imageSources are both empty: name at least one image",
         )),
         1..=MAX_IMAGES => Ok(images),
-        count => Err(Refusal::new(
+        count => Err(SpecRefusal::new(
             format!("{TEMPLATE}.images"),
             format!("{count} different images; at most {MAX_IMAGES} are allowed: split the job"),
         )),
@@ -355,43 +354,46 @@ fn images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, Refusal> {
 }
 
 /// The nodes that the fields `nodeNames` and `labelSelector` of this part of an object choose.
-pub(crate) fn nodes(
+pub(crate) fn parse_node_selection(
     part: &str,
     names: &[String],
     selector: Option<&LabelSelector>,
-) -> Result<NodeSelection, Refusal> {
+) -> Result<NodeSelection, SpecRefusal> {
     match (names, selector) {
         ([], None) => {
-            Err(Refusal::new(part, "neither nodeNames nor labelSelector is set: set exactly one of them"))
+            Err(SpecRefusal::new(part, "neither nodeNames nor labelSelector is set: set exactly one of them"))
         }
         ([_, ..], Some(_)) => {
-            Err(Refusal::new(part, "nodeNames and labelSelector are both set: keep exactly one of them"))
+            Err(SpecRefusal::new(part, "nodeNames and labelSelector are both set: keep exactly one of them"))
         }
-        (names, None) => Ok(NodeSelection::Names(indexed(names, |i, name| {
+        (names, None) => Ok(NodeSelection::Names(parse_each(names, |i, name| {
             if name.is_empty() {
-                return Err(Refusal::new(format!("{part}.nodeNames[{i}]"), "the node name is empty"));
+                return Err(SpecRefusal::new(format!("{part}.nodeNames[{i}]"), "the node name is empty"));
             }
             Ok(NodeName(name.clone()))
         })?)),
         ([], Some(selector)) => Selector::try_from(selector)
             .map(NodeSelection::Labels)
-            .map_err(|e| Refusal::new(format!("{part}.labelSelector"), e)),
+            .map_err(|e| SpecRefusal::new(format!("{part}.labelSelector"), e)),
     }
 }
 
-fn overrider_group(index: usize, entry: &OverriderEntry) -> Result<OverriderGroup, Refusal> {
+fn overrider_group(index: usize, entry: &OverriderEntry) -> Result<OverriderGroup, SpecRefusal> {
     let group = &entry.image_pre_pull_overrider;
     Ok(OverriderGroup {
         selector: Selector::parse(&group.node_label).map_err(|e| {
-            Refusal::new(format!("spec.imagePrePullOverriders[{index}].imagePrePullOverrider.nodeLabel"), e)
+            SpecRefusal::new(
+                format!("spec.imagePrePullOverriders[{index}].imagePrePullOverrider.nodeLabel"),
+                e,
+            )
         })?,
         label_text: group.node_label.clone(),
-        image_rules: indexed(&group.overriders.image_overriders, |i, rule| {
+        image_rules: parse_each(&group.overriders.image_overriders, |i, rule| {
             let OverrideRule { component, operator, value } = rule;
             ImageRule::parse(component, operator, value.as_deref())
                 .map_err(|e| bad_rule(&image_rule_field(index, i), &e))
         })?,
-        secret_rules: indexed(&group.overriders.secret_overriders, |i, rule| {
+        secret_rules: parse_each(&group.overriders.secret_overriders, |i, rule| {
             let OverrideRule { component, operator, value } = rule;
             SecretRule::parse(component, operator, value.as_deref())
                 .map_err(|e| bad_rule(&secret_rule_field(index, i), &e))
@@ -407,16 +409,16 @@ pub(crate) fn secret_rule_field(group: usize, rule: usize) -> String {
     format!("spec.imagePrePullOverriders[{group}].imagePrePullOverrider.overriders.secretOverriders[{rule}]")
 }
 
-fn bad_rule(field: &str, error: &OverrideError) -> Refusal {
+fn bad_rule(field: &str, error: &OverrideError) -> SpecRefusal {
     let part = match error {
         OverrideError::Component { .. } => "component",
         OverrideError::Operator(_) | OverrideError::RemoveRepository => "operator",
         _ => "value",
     };
-    Refusal::new(format!("{field}.{part}"), error)
+    SpecRefusal::new(format!("{field}.{part}"), error)
 }
 
-fn checks(items: &[String], removes: bool) -> Result<Vec<CheckItem>, Refusal> {
+fn parse_checks(items: &[String], removes: bool) -> Result<Vec<CheckItem>, SpecRefusal> {
     let mut checks = Vec::new();
     for (i, item) in items.iter().enumerate() {
         let check = match item.as_str() {
@@ -424,7 +426,7 @@ fn checks(items: &[String], removes: bool) -> Result<Vec<CheckItem>, Refusal> {
             "cpu" => CheckItem::Cpu,
             "mem" => CheckItem::Mem,
             other => {
-                return Err(Refusal::new(
+                return Err(SpecRefusal::new(
                     format!("{TEMPLATE}.checkItems[{i}]"),
                     format!("unknown check item {other:?}: use disk, cpu or mem"),
                 ));
@@ -444,9 +446,9 @@ fn checks(items: &[String], removes: bool) -> Result<Vec<CheckItem>, Refusal> {
 }
 
 /// 0, which Go's clients write for an unset field, is the default.
-fn concurrency_of(value: i64) -> Result<NonZeroU32, Refusal> {
+fn concurrency_of(value: i64) -> Result<NonZeroU32, SpecRefusal> {
     if value < 0 {
-        return Err(Refusal::new(
+        return Err(SpecRefusal::new(
             format!("{TEMPLATE}.concurrency"),
             format!("{value} is negative: write how many nodes pull at the same time"),
         ));
@@ -455,37 +457,40 @@ fn concurrency_of(value: i64) -> Result<NonZeroU32, Refusal> {
     Ok(NonZeroU32::new(u32::try_from(value).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN))
 }
 
-fn bounded(field: &str, value: i64, max: i64) -> Result<u32, Refusal> {
+fn bounded_number(field: &str, value: i64, max: i64) -> Result<u32, SpecRefusal> {
     u32::try_from(value).ok().filter(|_| value <= max).ok_or_else(|| {
-        Refusal::new(format!("{TEMPLATE}.{field}"), format!("{value} is not allowed: write 0 to {max}"))
+        SpecRefusal::new(format!("{TEMPLATE}.{field}"), format!("{value} is not allowed: write 0 to {max}"))
     })
 }
 
-fn policy(text: Option<&String>, field: impl Fn() -> String) -> Result<Option<PullPolicy>, Refusal> {
-    match filled(text) {
+fn parse_pull_policy(
+    text: Option<&String>,
+    field: impl Fn() -> String,
+) -> Result<Option<PullPolicy>, SpecRefusal> {
+    match non_empty(text) {
         None => Ok(None),
         Some("Always") => Ok(Some(PullPolicy::Always)),
         Some("IfNotPresent") => Ok(Some(PullPolicy::IfNotPresent)),
         Some("Never") => Ok(Some(PullPolicy::Never)),
-        Some(other) => Err(Refusal::new(
+        Some(other) => Err(SpecRefusal::new(
             field(),
             format!("unknown pull policy {other:?}: use Always, IfNotPresent or Never"),
         )),
     }
 }
 
-fn secret(text: Option<&String>, field: impl Fn() -> String) -> Result<Option<SecretRef>, Refusal> {
-    filled(text).map(SecretRef::parse).transpose().map_err(|e| Refusal::new(field(), e))
+fn parse_secret(text: Option<&String>, field: impl Fn() -> String) -> Result<Option<SecretRef>, SpecRefusal> {
+    non_empty(text).map(SecretRef::parse).transpose().map_err(|e| SpecRefusal::new(field(), e))
 }
 
 /// An empty text is an unset field, as Go's clients write it.
-fn filled(text: Option<&String>) -> Option<&str> {
+fn non_empty(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }
 
-fn indexed<T, U>(
+fn parse_each<T, U>(
     items: &[T],
-    mut read: impl FnMut(usize, &T) -> Result<U, Refusal>,
-) -> Result<Vec<U>, Refusal> {
+    mut read: impl FnMut(usize, &T) -> Result<U, SpecRefusal>,
+) -> Result<Vec<U>, SpecRefusal> {
     items.iter().enumerate().map(|(index, item)| read(index, item)).collect()
 }

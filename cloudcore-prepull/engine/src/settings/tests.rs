@@ -34,7 +34,7 @@ impl Fleet {
     }
 
     fn apply(&mut self, name: &str, spec: Value) {
-        let created = Timestamp::UNIX_EPOCH.after(Duration::from_secs(self.stored.len() as u64));
+        let created = Timestamp::UNIX_EPOCH.later_by(Duration::from_secs(self.stored.len() as u64));
         let stored = self.stored.entry(name.to_owned()).or_insert_with(|| {
             let mut object = ImagePrePullSettings::new(name, ImagePrePullSettingsSpec::default());
             object.metadata.uid = Some(format!("uid-of-{name}"));
@@ -57,14 +57,18 @@ impl Fleet {
         self.sessions += 1;
         let session = SessionId(self.sessions);
         let hello = Box::new(Hello { settings: has, ..Hello::default() });
-        self.settings.hear(&SessionEvent::Up { node: NodeName::from(node), session, hello });
+        self.settings.note_session_event(&SessionEvent::Up { node: NodeName::from(node), session, hello });
         self.settle();
         session
     }
 
     fn confirm(&mut self, node: &str, session: SessionId, settings: NodeSettings) {
         let message = EdgeMessage::Configured { settings, windows: Vec::new() };
-        self.settings.hear(&SessionEvent::Message { node: NodeName::from(node), session, message });
+        self.settings.note_session_event(&SessionEvent::Message {
+            node: NodeName::from(node),
+            session,
+            message,
+        });
         self.settle();
     }
 
@@ -287,7 +291,7 @@ fn an_earlier_session_that_comes_late_changes_nothing() {
         SessionEvent::Up { node: node.clone(), session, hello },
         SessionEvent::Down { node: node.clone(), session },
     ] {
-        fleet.settings.hear(&event);
+        fleet.settings.note_session_event(&event);
         fleet.settle();
     }
     fleet.confirm("a", session, rate(32));
@@ -336,7 +340,7 @@ fn a_status_that_does_not_come_back_is_written_again() {
     );
     fleet.settings.relabel_all();
     let mut writes = Vec::new();
-    while fleet.now < Timestamp::UNIX_EPOCH.after(Duration::from_secs(100)) {
+    while fleet.now < Timestamp::UNIX_EPOCH.later_by(Duration::from_secs(100)) {
         fleet.now = fleet.settings.next_wakeup().unwrap().max(fleet.now);
         let written = !fleet.settings.flush(&fleet.nodes, fleet.now).is_empty();
         writes.extend(written.then(|| fleet.now.as_second()));

@@ -13,7 +13,7 @@ pub enum KeysSent {
 
 /// Whether a node may read the layers of its task from neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum LayerAccess {
     /// It may: no image needs a key, or the entitlement is that of nodes without keys.
     Open,
     /// If these are the credentials that the cloud gave last for the same images.

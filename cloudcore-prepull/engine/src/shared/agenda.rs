@@ -27,7 +27,7 @@ impl Agenda {
     }
 
     pub(crate) fn remove(&mut self, job: &JobUid) {
-        self.wake(job, None);
+        self.wake_at(job, None);
         if let Some(age) = self.ages.remove(job) {
             self.marked.remove(&age);
         }
@@ -41,7 +41,7 @@ impl Agenda {
     }
 
     /// Sets when to mark the job even without an event.
-    pub(crate) fn wake(&mut self, job: &JobUid, at: Option<Timestamp>) {
+    pub(crate) fn wake_at(&mut self, job: &JobUid, at: Option<Timestamp>) {
         self.wakeups.set(job, at);
     }
 
@@ -58,7 +58,7 @@ impl Agenda {
     }
 
     /// When [`Self::wake_up`] has something to mark.
-    pub(crate) fn wakeup(&self) -> Option<Timestamp> {
+    pub(crate) fn next_wakeup(&self) -> Option<Timestamp> {
         self.wakeups.next_due()
     }
 }

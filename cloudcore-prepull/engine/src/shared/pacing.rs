@@ -9,28 +9,28 @@ use jiff::Timestamp;
 /// A point in time of some clock: the engine's [`Timestamp`], or the monotonic [`Instant`] of a program.
 pub trait Moment: Copy {
     /// The time that has passed since `earlier`; none where a clock was set back.
-    fn since(self, earlier: Self) -> Duration;
+    fn time_since(self, earlier: Self) -> Duration;
     /// The moment that is `wait` later.
     #[must_use]
-    fn after(self, wait: Duration) -> Self;
+    fn later_by(self, wait: Duration) -> Self;
 }
 
 impl Moment for Timestamp {
-    fn since(self, earlier: Self) -> Duration {
+    fn time_since(self, earlier: Self) -> Duration {
         self.duration_since(earlier).try_into().unwrap_or_default()
     }
 
-    fn after(self, wait: Duration) -> Self {
+    fn later_by(self, wait: Duration) -> Self {
         self.checked_add(wait).unwrap_or(Self::MAX)
     }
 }
 
 impl Moment for Instant {
-    fn since(self, earlier: Self) -> Duration {
+    fn time_since(self, earlier: Self) -> Duration {
         self.saturating_duration_since(earlier)
     }
 
-    fn after(self, wait: Duration) -> Self {
+    fn later_by(self, wait: Duration) -> Self {
         self + wait
     }
 }
@@ -80,7 +80,7 @@ impl<T: Moment> TokenBucket<T> {
     /// When `cost` is there, as far as is known without asking what time it is; `None` before the first use, when the
     /// bucket is full.
     pub fn ready_at(&self, cost: f64) -> Option<T> {
-        Some(self.counted?.after(self.wait_until(cost)))
+        Some(self.counted?.later_by(self.wait_until(cost)))
     }
 
     /// Whether as much is there as there can be: nothing has been taken of late.
@@ -101,7 +101,7 @@ impl<T: Moment> TokenBucket<T> {
 
     fn refill(&mut self, now: T) {
         if let Some(counted) = self.counted {
-            let passed = now.since(counted).as_secs_f64();
+            let passed = now.time_since(counted).as_secs_f64();
             self.level = (self.level + passed * self.per_second).min(self.burst);
         }
         self.counted = Some(now);
@@ -163,7 +163,7 @@ impl<K: Clone + Eq + Hash, T: Moment> BucketPerKey<K, T> {
     }
 
     fn sweep(&mut self, now: T) {
-        let is_recent = self.swept.is_some_and(|swept| now.since(swept) < SWEEP_INTERVAL);
+        let is_recent = self.swept.is_some_and(|swept| now.time_since(swept) < SWEEP_INTERVAL);
         if self.buckets.len() < self.sweep_at || (self.buckets.len() >= self.most && is_recent) {
             return;
         }
@@ -244,8 +244,8 @@ mod tests {
     #[expect(clippy::disallowed_methods, reason = "an Instant comes from nowhere else")]
     fn an_instant_works_as_a_moment() {
         let now = Instant::now();
-        let later = now.after(MILLISECOND);
-        assert_eq!((later.since(now), now.since(later)), (MILLISECOND, Duration::ZERO));
+        let later = now.later_by(MILLISECOND);
+        assert_eq!((later.time_since(now), now.time_since(later)), (MILLISECOND, Duration::ZERO));
     }
 
     #[test]

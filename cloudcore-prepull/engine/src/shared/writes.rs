@@ -21,7 +21,7 @@ const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::
 
 /// How soon a change must be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Pace {
+pub(crate) enum WritePace {
     /// For progress, which will change again.
     #[default]
     Slow,
@@ -36,7 +36,7 @@ pub(crate) enum Pace {
 /// One start of a node in this run of cloudcore. A node that starts again after a withdrawal waits for another
 /// record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Start {
+pub struct StartId {
     /// The place of the node.
     pub place: usize,
     /// Counts the starts.
@@ -47,22 +47,22 @@ pub struct Start {
 #[derive(Debug)]
 pub(crate) enum Deferred {
     /// This start of the node is recorded: its task may go out.
-    Dispatch(NodeName, Start),
+    Dispatch(NodeName, StartId),
     /// It is recorded that this start did not happen.
-    Withdraw(Start),
+    Withdraw(StartId),
     /// The node's result is recorded: it may be forgotten.
     Ack(NodeName, TaskId),
 }
 
 /// Counts versions, paces the writes, and holds back what must not happen before one of them.
 #[derive(Debug)]
-pub(crate) struct Writes {
+pub(crate) struct PacedWrites {
     /// The version in memory.
     version: u64,
     /// The version that the API server has.
     written: u64,
     in_flight: bool,
-    pace: Pace,
+    pace: WritePace,
     not_before: Option<Timestamp>,
     last: Option<Timestamp>,
     backoff: Backoff,
@@ -90,14 +90,14 @@ impl UsedBurst {
     }
 }
 
-impl Default for Writes {
+impl Default for PacedWrites {
     /// The writes of an object that the API server does not have, and that has no content yet.
     fn default() -> Self {
         Self {
             version: 0,
             written: 0,
             in_flight: false,
-            pace: Pace::default(),
+            pace: WritePace::default(),
             not_before: None,
             last: None,
             backoff: WRITE_RETRY,
@@ -107,35 +107,35 @@ impl Default for Writes {
     }
 }
 
-impl Writes {
+impl PacedWrites {
     /// The writes of an object that the API server has as it is in memory.
     pub(crate) fn stored() -> Self {
         Self { version: 1, written: 1, ..Self::default() }
     }
 
-    pub(crate) fn touch(&mut self, pace: Pace) {
+    pub(crate) fn note_change(&mut self, pace: WritePace) {
         self.version += 1;
         self.pace = self.pace.max(pace);
     }
 
     /// Makes the next write, if there is one, at least this urgent.
-    pub(crate) fn hurry(&mut self, pace: Pace) {
+    pub(crate) fn hurry(&mut self, pace: WritePace) {
         self.pace = self.pace.max(pace);
     }
 
     /// Results need not wait for others to share their write.
     pub(crate) fn hurry_results(&mut self) {
-        if self.pace == Pace::Soon {
-            self.pace = Pace::Now;
+        if self.pace == WritePace::Soon {
+            self.pace = WritePace::Now;
         }
     }
 
     /// Holds back until the state as it is now is written. Returns what need not wait.
-    pub(crate) fn after(&mut self, deferred: Deferred) -> Option<Deferred> {
+    pub(crate) fn hold_back(&mut self, deferred: Deferred) -> Option<Deferred> {
         if self.is_clean() {
             return Some(deferred);
         }
-        self.hurry(if matches!(deferred, Deferred::Dispatch(..)) { Pace::Now } else { Pace::Soon });
+        self.hurry(if matches!(deferred, Deferred::Dispatch(..)) { WritePace::Now } else { WritePace::Soon });
         self.deferred.push_back((self.version, deferred));
         None
     }
@@ -145,7 +145,7 @@ impl Writes {
     }
 
     /// Whether the API server has this version, or a later one.
-    pub(crate) fn has(&self, version: u64) -> bool {
+    pub(crate) fn has_stored(&self, version: u64) -> bool {
         self.written >= version
     }
 
@@ -161,41 +161,41 @@ impl Writes {
 
     /// When the next write may be made; `None` where there is nothing to write, or one is under way. `soon` and
     /// `slow`: the gaps for results and for progress, where they are longer than a second.
-    pub(crate) fn due(&self, (soon, slow): (Duration, Duration)) -> Option<Timestamp> {
+    pub(crate) fn next_due(&self, (soon, slow): (Duration, Duration)) -> Option<Timestamp> {
         if self.in_flight || self.is_clean() {
             return None;
         }
         let gap = match self.pace {
-            Pace::Now if self.burst.writes < BURST => URGENT_GAP,
-            Pace::Now => GAP,
-            Pace::Soon => soon.max(GAP),
-            Pace::Slow => slow.max(GAP),
-            Pace::AtOnce => Duration::ZERO,
+            WritePace::Now if self.burst.writes < BURST => URGENT_GAP,
+            WritePace::Now => GAP,
+            WritePace::Soon => soon.max(GAP),
+            WritePace::Slow => slow.max(GAP),
+            WritePace::AtOnce => Duration::ZERO,
         };
         let paced = self.last.and_then(|last| last.checked_add(gap).ok()).unwrap_or(Timestamp::MIN);
         Some(paced.max(self.not_before.unwrap_or(Timestamp::MIN)))
     }
 
     /// A write begins; it carries the version that is returned.
-    pub(crate) fn begin(&mut self, now: Timestamp) -> u64 {
+    pub(crate) fn begin_next(&mut self, now: Timestamp) -> u64 {
         self.burst.count_write(now);
         self.in_flight = true;
-        self.pace = Pace::Slow;
+        self.pace = WritePace::Slow;
         self.last = Some(now);
         self.version
     }
 
     /// The API server has what would be written: there is nothing to write.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn mark_clean(&mut self) {
         self.written = self.version;
-        self.pace = Pace::Slow;
+        self.pace = WritePace::Slow;
     }
 
     /// The write failed: the next one is due after the backoff.
-    pub(crate) fn failed(&mut self, now: Timestamp) {
+    pub(crate) fn note_failure(&mut self, now: Timestamp) {
         self.in_flight = false;
         self.not_before = now.checked_add(self.backoff.next_wait()).ok();
-        self.pace = Pace::Now;
+        self.pace = WritePace::Now;
     }
 
     /// Nothing will be written any more. Returns what waited.
@@ -204,7 +204,7 @@ impl Writes {
     }
 
     /// The API server has the version. Returns what waited for it, in order.
-    pub(crate) fn done(&mut self, version: u64) -> Vec<Deferred> {
+    pub(crate) fn note_stored(&mut self, version: u64) -> Vec<Deferred> {
         self.in_flight = false;
         self.backoff.reset();
         self.not_before = None;
@@ -218,22 +218,22 @@ impl Writes {
 mod tests {
     use super::*;
 
-    const START: Start = Start { place: 0, number: 1 };
+    const START: StartId = StartId { place: 0, number: 1 };
 
     fn at(millis: i64) -> Timestamp {
         Timestamp::from_millisecond(1_000_000_000 + millis).unwrap()
     }
 
     /// Writes what is due, every 10 ms, and returns the number of writes.
-    fn writes(pace: Pace, for_millis: i64) -> usize {
-        let mut writes = Writes::default();
+    fn writes(pace: WritePace, for_millis: i64) -> usize {
+        let mut writes = PacedWrites::default();
         let mut count = 0;
         for now in (0..for_millis).step_by(10).map(at) {
-            writes.touch(pace);
-            if writes.due((GAP, Duration::from_secs(5))).is_some_and(|due| due <= now) {
+            writes.note_change(pace);
+            if writes.next_due((GAP, Duration::from_secs(5))).is_some_and(|due| due <= now) {
                 count += 1;
-                let version = writes.begin(now);
-                writes.done(version);
+                let version = writes.begin_next(now);
+                writes.note_stored(version);
             }
         }
         count
@@ -241,12 +241,12 @@ mod tests {
 
     #[test]
     fn the_pace_bounds_an_objects_writes() {
-        assert_eq!(writes(Pace::Slow, 20_000), 4);
-        assert_eq!(writes(Pace::Soon, 20_000), 20);
+        assert_eq!(writes(WritePace::Slow, 20_000), 4);
+        assert_eq!(writes(WritePace::Soon, 20_000), 20);
         // The burst, what comes back while it lasts, then about one a second.
-        let urgent = writes(Pace::Now, 20_000);
+        let urgent = writes(WritePace::Now, 20_000);
         assert!((25..=32).contains(&urgent), "{urgent}");
-        assert_eq!(writes(Pace::Now, 2_000), 10);
+        assert_eq!(writes(WritePace::Now, 2_000), 10);
     }
 
     #[test]
@@ -267,18 +267,18 @@ mod tests {
 
     #[test]
     fn a_waiting_item_leaves_with_its_version() {
-        let mut writes = Writes::default();
-        writes.touch(Pace::Slow);
-        assert!(writes.after(Deferred::Dispatch("a".into(), START)).is_none());
-        let first = writes.begin(at(0));
-        writes.touch(Pace::Slow);
-        assert!(writes.after(Deferred::Dispatch("b".into(), START)).is_none());
-        assert_eq!(writes.done(first).len(), 1);
-        assert_eq!(writes.due((GAP, GAP)), Some(at(200)));
-        let second = writes.begin(at(200));
-        writes.failed(at(200));
-        assert_eq!(writes.due((GAP, GAP)), Some(at(450)));
-        assert_eq!(writes.done(second).len(), 1);
-        assert!(writes.is_clean() && writes.after(Deferred::Dispatch("c".into(), START)).is_some());
+        let mut writes = PacedWrites::default();
+        writes.note_change(WritePace::Slow);
+        assert!(writes.hold_back(Deferred::Dispatch("a".into(), START)).is_none());
+        let first = writes.begin_next(at(0));
+        writes.note_change(WritePace::Slow);
+        assert!(writes.hold_back(Deferred::Dispatch("b".into(), START)).is_none());
+        assert_eq!(writes.note_stored(first).len(), 1);
+        assert_eq!(writes.next_due((GAP, GAP)), Some(at(200)));
+        let second = writes.begin_next(at(200));
+        writes.note_failure(at(200));
+        assert_eq!(writes.next_due((GAP, GAP)), Some(at(450)));
+        assert_eq!(writes.note_stored(second).len(), 1);
+        assert!(writes.is_clean() && writes.hold_back(Deferred::Dispatch("c".into(), START)).is_some());
     }
 }

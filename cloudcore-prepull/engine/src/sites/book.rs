@@ -22,7 +22,7 @@ pub(super) struct BookId {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct BlobBook {
     pub(super) id: BookId,
     pub(super) holders: BTreeMap<NodeId, Holder>,
     pub(super) seekers: BTreeMap<NodeId, Seeker>,
@@ -51,7 +51,7 @@ pub(super) struct Book {
     pub(super) is_whole_only: bool,
     pub(super) idle_since: Option<Time>,
     /// The place in the order of leases.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<LeasePlace>,
     /// Where the next search for a source or a reader starts.
     pub(super) next_source: NodeId,
     pub(super) next_waiting: NodeId,
@@ -61,7 +61,7 @@ pub(super) struct Book {
 }
 
 /// The order in which blobs get a lease: many waiting nodes first, then nodes with few blobs, then large ones.
-pub(super) type Place = (std::cmp::Reverse<usize>, u32, std::cmp::Reverse<u64>, u32);
+pub(super) type LeasePlace = (std::cmp::Reverse<usize>, u32, std::cmp::Reverse<u64>, u32);
 
 /// A node that reports that it has the blob.
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ pub(super) struct Seeker {
     pub(super) task: Arc<TaskId>,
     /// Bytes that it reports.
     pub(super) done: u64,
-    pub(super) way: Way,
+    pub(super) way: AssignedSource,
     pub(super) is_told: bool,
     /// A neighbour already got the whole blob from it.
     pub(super) is_proven: bool,
@@ -85,10 +85,10 @@ pub(super) struct Seeker {
 
 /// The source of a node.
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum AssignedSource {
     Wait,
     Registry(Box<Carry>),
-    Peer { from: NodeId, others: [NodeId; 2], is_stream: bool, read: Read },
+    Peer { from: NodeId, others: [NodeId; 2], is_stream: bool, read: ReadDeadline },
 }
 
 /// A download over the uplink.
@@ -117,7 +117,7 @@ pub(super) struct Carry {
 
 /// The time that a read has to make progress.
 #[derive(Debug)]
-pub(super) struct Read {
+pub(super) struct ReadDeadline {
     pub(super) until: Time,
     /// Bytes that were there when it began.
     from: u64,
@@ -140,7 +140,7 @@ impl Carry {
     }
 }
 
-impl Read {
+impl ReadDeadline {
     pub(super) fn new(done: u64, time: Time, now: Time) -> Self {
         Self { until: now + time, from: done }
     }
@@ -156,24 +156,24 @@ impl Read {
 
 impl Seeker {
     pub(super) fn new(task: Arc<TaskId>) -> Self {
-        Self { task, done: 0, way: Way::Wait, is_told: false, is_proven: false }
+        Self { task, done: 0, way: AssignedSource::Wait, is_told: false, is_proven: false }
     }
 
     /// The end of its source's time.
-    pub(super) fn until(&self) -> Option<Time> {
+    pub(super) fn source_until(&self) -> Option<Time> {
         match &self.way {
-            Way::Wait => None,
-            Way::Registry(carry) => Some(carry.until),
-            Way::Peer { read, .. } => Some(read.until),
+            AssignedSource::Wait => None,
+            AssignedSource::Registry(carry) => Some(carry.until),
+            AssignedSource::Peer { read, .. } => Some(read.until),
         }
     }
 }
 
-impl Book {
+impl BlobBook {
     /// Bytes of memory, roughly.
     pub(super) fn cost(&self) -> usize {
         /// The book, its texts, and its entries in the indexes.
-        const BOOK: usize = size_of::<Book>() + 400;
+        const BOOK: usize = size_of::<BlobBook>() + 400;
         /// A seeker and its entries in `waiting`, `readers`, the timers and the list of its node.
         const SEEKER: usize = size_of::<Seeker>() + 120;
         const HOLDER: usize = size_of::<Holder>() + 24;
@@ -185,9 +185,9 @@ impl Book {
         (self.id.size / 512).max(LEAST_READ)
     }
 
-    pub(super) fn carry(&mut self) -> Option<&mut Carry> {
+    pub(super) fn leased_carry(&mut self) -> Option<&mut Carry> {
         match &mut self.seekers.get_mut(&self.carrier?)?.way {
-            Way::Registry(carry) => Some(carry),
+            AssignedSource::Registry(carry) => Some(carry),
             _ => None,
         }
     }
@@ -205,7 +205,7 @@ impl Book {
 
     /// Waiting nodes, from where the last search ended.
     pub(super) fn waiting_round(&self) -> impl Iterator<Item = NodeId> {
-        round(&self.waiting, self.next_waiting)
+        round_from(&self.waiting, self.next_waiting)
     }
 
     /// The nodes that read from this one.
@@ -216,13 +216,13 @@ impl Book {
     /// The node that this one reads from.
     pub(super) fn source_of(&self, node: NodeId) -> Option<NodeId> {
         match self.seekers.get(&node)?.way {
-            Way::Peer { from, .. } => Some(from),
+            AssignedSource::Peer { from, .. } => Some(from),
             _ => None,
         }
     }
 }
 
 /// All of a set, beginning with this one.
-pub(super) fn round(all: &BTreeSet<u32>, from: u32) -> impl Iterator<Item = u32> {
+pub(super) fn round_from(all: &BTreeSet<u32>, from: u32) -> impl Iterator<Item = u32> {
     all.range(from..).chain(all.range(..from)).copied()
 }

@@ -5,10 +5,10 @@ use std::num::NonZeroU64;
 
 use prepull_api::task::JobUid;
 
-use super::book::{Carry, Way};
+use super::book::{AssignedSource, Carry};
 use super::nodes::NodeId;
 use super::report::SiteEventKind;
-use super::site::Turn;
+use super::site::TrackerTurn;
 use super::{HOUR, LEASE, SECOND, Time};
 
 /// Most blobs that are carried into a site at a time: more connections would share the same uplink.
@@ -39,28 +39,29 @@ impl Carry {
         self.best = self.best.max(done);
         let (from, since) = self.reported;
         if now - since >= LEASE / 4 {
-            self.bytes_per_second = rate(done.saturating_sub(from), now - since);
+            self.bytes_per_second = bytes_per_second(done.saturating_sub(from), now - since);
             self.reported = (done, now);
         }
     }
 }
 
-fn rate(bytes: u64, time: Time) -> u64 {
+fn bytes_per_second(bytes: u64, time: Time) -> u64 {
     bytes.saturating_mul(1000) / u64::try_from(time).unwrap_or(1).max(1)
 }
 
-impl Turn<'_> {
+impl TrackerTurn<'_> {
     /// Notes that another node has received this much of the blob.
-    pub(super) fn confirm(&mut self, number: u32, done: u64) {
+    pub(super) fn note_confirmed(&mut self, number: u32, done: u64) {
         let (now, lanes) = (self.now, self.site.leases.len() as u64);
         let Some(book) = self.site.books.get_mut(&number) else { return };
         book.confirmed = book.confirmed.max(done);
         let (confirmed, size) = (book.confirmed, book.id.size);
-        let Some(carry) = book.carry() else { return };
+        let Some(carry) = book.leased_carry() else { return };
         carry.until = now + LEASE;
         let (from, since) = carry.confirmed;
         let is_measured = now - since >= LEASE || confirmed == size && now - since >= SECOND;
-        let uplink = rate(confirmed.saturating_sub(from), now - since).saturating_mul(lanes.max(1));
+        let uplink =
+            bytes_per_second(confirmed.saturating_sub(from), now - since).saturating_mul(lanes.max(1));
         if is_measured {
             carry.confirmed = (confirmed, now);
         }
@@ -100,11 +101,11 @@ impl Turn<'_> {
             uplink.saturating_mul(SLOWEST) < fastest
         };
         if is_slow && book.readers_of(carrier).any(may_go_on) {
-            self.lose(number, carrier, uplink.max(1));
+            self.end_lease(number, carrier, uplink.max(1));
         }
     }
 
-    fn lose(&mut self, number: u32, node: NodeId, slow: u64) {
+    fn end_lease(&mut self, number: u32, node: NodeId, slow: u64) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         book.put_last(node);
         book.suspect = Some((node, book.confirmed, slow));
@@ -116,8 +117,8 @@ impl Turn<'_> {
             }
         }
         self.site.counters.leases_lost += 1;
-        self.event(node, &digest, SiteEventKind::LeaseLost);
-        self.set_way(number, node, Way::Wait);
+        self.push_event(node, &digest, SiteEventKind::LeaseLost);
+        self.set_way(number, node, AssignedSource::Wait);
     }
 
     /// Counts a lost lease against a node, once its successor has shown that the link works. After the second one it gets
@@ -126,12 +127,12 @@ impl Turn<'_> {
         let trust = &mut self.nodes[node].trust;
         if trust.lost_at.replace(self.now).is_some_and(|at| at + HOUR > self.now) {
             trust.no_lease_until = self.now + HOUR;
-            self.event(node, "", SiteEventKind::CarriesNothing);
+            self.push_event(node, "", SiteEventKind::CarriesNothing);
         }
     }
 
     /// A seeker's timer has ended. Unless its source got more time, it gets another one.
-    pub(super) fn expire(&mut self, number: u32, node: NodeId) {
+    pub(super) fn expire_seeker(&mut self, number: u32, node: NodeId) {
         let now = self.now;
         let Some(book) = self.site.books.get_mut(&number) else { return };
         let (confirmed, seekers) = (book.confirmed, book.seekers.len());
@@ -143,16 +144,16 @@ impl Turn<'_> {
         let Some(seeker) = book.seekers.get_mut(&node) else { return };
         let done = seeker.done;
         match &mut seeker.way {
-            Way::Wait => {}
-            Way::Registry(carry) if carry.until > now => {
+            AssignedSource::Wait => {}
+            AssignedSource::Registry(carry) if carry.until > now => {
                 if carry.alone.is_empty() && carry.since + TURN <= now && self.nodes[node].streams {
                     self.hand_over(number, node);
                 }
                 self.wake_seeker(number, node);
             }
-            Way::Peer { read, .. } if read.until > now => self.wake_seeker(number, node),
+            AssignedSource::Peer { read, .. } if read.until > now => self.wake_seeker(number, node),
             _ if !self.nodes[node].is_online => self.remove_seeker(number, node),
-            Way::Registry(carry) => {
+            AssignedSource::Registry(carry) => {
                 let is_lease = carry.alone.is_empty();
                 let end = if seekers == 1 {
                     None
@@ -165,12 +166,12 @@ impl Turn<'_> {
                     carry.until = end.unwrap_or(now + LEASE).max(now + SECOND);
                     self.wake_seeker(number, node);
                 } else if is_lease {
-                    self.lose(number, node, 0);
+                    self.end_lease(number, node, 0);
                 } else {
-                    self.set_way(number, node, Way::Wait);
+                    self.set_way(number, node, AssignedSource::Wait);
                 }
             }
-            Way::Peer { from, is_stream, read, .. } => {
+            AssignedSource::Peer { from, is_stream, read, .. } => {
                 let from = *from;
                 // The whole tree is held up: judge the lease at its root.
                 if *is_stream && confirmed <= done {
@@ -179,7 +180,7 @@ impl Turn<'_> {
                 }
                 self.site.pairs.avoid((node, from), now);
                 let digest = book.id.digest.clone();
-                self.set_way(number, node, Way::Wait);
+                self.set_way(number, node, AssignedSource::Wait);
                 self.note_complaint(number, node, from, &digest);
             }
         }
@@ -198,7 +199,7 @@ impl Turn<'_> {
             && book.seekers.keys().take(CANDIDATES).any(is_next)
         {
             book.losers.push(node);
-            self.set_way(number, node, Way::Wait);
+            self.set_way(number, node, AssignedSource::Wait);
         }
     }
 
@@ -213,19 +214,19 @@ impl Turn<'_> {
             book.ahead = Some(node);
         }
         let Some(carrier) = book.carrier else { return };
-        let has = book.carry().map_or(0, |carry| carry.confirmed.0);
+        let has = book.leased_carry().map_or(0, |carry| carry.confirmed.0);
         let has = has.max(book.confirmed);
         let is_far =
             done.saturating_sub(has) >= (book.id.size / TAKEOVER).max(1) && done > book.done_of(carrier);
         let is_free = self.nodes[node].carries < CARRIED_BY_NODE;
         if is_far && is_free && !book.losers.contains(&node) && self.nodes[node].may_carry(self.now) {
             book.losers.push(node);
-            self.set_way(number, carrier, Way::Wait);
-            self.lease(number, node);
+            self.set_way(number, carrier, AssignedSource::Wait);
+            self.give_lease(number, node);
         }
     }
 
-    pub(super) fn lease(&mut self, number: u32, node: NodeId) {
+    pub(super) fn give_lease(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         let done = book.done_of(node);
         let fastest = self.site.fastest.0 / SLOWEST / CARRIED_INTO_SITE as u64;
@@ -238,7 +239,7 @@ impl Turn<'_> {
         }
         let mut carry = Carry::new("", done, book.confirmed, self.now);
         carry.unconfirmed_until = self.now + time;
-        self.set_way(number, node, Way::Registry(Box::new(carry)));
+        self.set_way(number, node, AssignedSource::Registry(Box::new(carry)));
         self.site.mark(number);
     }
 
@@ -248,7 +249,7 @@ impl Turn<'_> {
         }
         let Some(book) = self.site.books.get(&number) else { return false };
         let carry = Carry::new(why, book.done_of(node), book.confirmed, self.now);
-        self.set_way(number, node, Way::Registry(Box::new(carry)));
+        self.set_way(number, node, AssignedSource::Registry(Box::new(carry)));
         true
     }
 
@@ -258,12 +259,12 @@ impl Turn<'_> {
         let mut lacks_lane = false;
         for number in places {
             self.steps = self.steps.saturating_sub(1);
-            let Some(node) = self.candidate(number) else { continue };
+            let Some(node) = self.lease_candidate(number) else { continue };
             if self.site.leases.len() >= CARRIED_INTO_SITE {
                 lacks_lane = true;
                 break;
             }
-            self.lease(number, node);
+            self.give_lease(number, node);
         }
         if lacks_lane {
             self.end_lone_leases();
@@ -278,10 +279,10 @@ impl Turn<'_> {
                 continue;
             }
             let (now, carrier) = (self.now, book.carrier);
-            let since = book.carry().map_or(now, |carry| carry.since);
+            let since = book.leased_carry().map_or(now, |carry| carry.since);
             let best = self.site.places.first().map_or(0, |place| place.0.0);
             if since + LEASE <= now && best > 1 {
-                carrier.inspect(|carrier| self.set_way(number, *carrier, Way::Wait));
+                carrier.inspect(|carrier| self.set_way(number, *carrier, AssignedSource::Wait));
             } else {
                 self.wake_book(number, (since + LEASE).max(now + SECOND));
             }
@@ -289,12 +290,14 @@ impl Turn<'_> {
     }
 
     /// The node that should carry the blob: it has most of it, can serve it afterwards, and has least to do.
-    fn candidate(&mut self, number: u32) -> Option<NodeId> {
+    fn lease_candidate(&mut self, number: u32) -> Option<NodeId> {
         let book = self.site.books.get(&number).filter(|book| book.gather_until <= self.now)?;
         let now = self.now;
         let waiting = book.waiting_round().take(CANDIDATES);
         let holders = || book.holders.iter().take(CANDIDATES);
-        let avoids = |node, holder| self.site.pairs.check(node, holder, now) == super::trust::Reach::Avoided;
+        let avoids = |node, holder| {
+            self.site.pairs.check_reach(node, holder, now) == super::trust::SourceReach::Avoided
+        };
         let is_root = |holder: NodeId, is_proven: bool| {
             let of = &self.nodes[holder];
             let is_there = of.is_source(now) || of.is_awaited(now);
@@ -355,7 +358,7 @@ impl Turn<'_> {
             else {
                 continue;
             };
-            if let Way::Registry(carry) = &mut seeker.way
+            if let AssignedSource::Registry(carry) = &mut seeker.way
                 && std::mem::replace(&mut carry.max_rate, part) != part
             {
                 self.tell_later(number, node);

@@ -8,9 +8,9 @@ use prepull_api::sites::{MAX_BLOBS, MAX_PEERS};
 use prepull_api::task::{NodeName, TaskId};
 
 use super::REMINDER;
-use super::book::{Carry, Way};
+use super::book::{AssignedSource, Carry};
 use super::nodes::NodeId;
-use super::site::{NONE, STEPS, Turn};
+use super::site::{NONE, STEPS, TrackerTurn};
 
 /// Sources of some blobs for one node. The shell adds the tickets, since it has the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +44,9 @@ const TELLS: usize = 1024;
 
 type BlobDirection = (String, Direction);
 
-impl Turn<'_> {
+impl TrackerTurn<'_> {
     /// Does everything that is due, within the bound of steps.
-    pub(super) fn look(&mut self, told: &mut Vec<Directions>) {
+    pub(super) fn look_at_site(&mut self, told: &mut Vec<Directions>) {
         (self.site.looked_at, self.steps) = (self.now, STEPS);
         self.site.pairs.expire(self.now);
         let mut reminded = Vec::new();
@@ -60,19 +60,19 @@ impl Turn<'_> {
             match (number, node) {
                 (NONE, node) => reminded.push(node),
                 (number, NONE) => self.site.mark(number),
-                (number, node) => self.expire(number, node),
+                (number, node) => self.expire_seeker(number, node),
             }
         }
         self.match_nodes();
         self.give_leases();
         self.match_nodes();
         self.divide_rates();
-        self.tell(reminded, told);
+        self.send_directions(reminded, told);
         self.site.is_behind = self.steps == 0 || !self.site.to_tell.is_empty();
     }
 
     /// Sends nodes their new sources. A waiting node gets a reminder, about one blob of each task.
-    fn tell(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
+    fn send_directions(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
         let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<BlobDirection>> = BTreeMap::new();
         for node in reminded {
             let of = &mut self.nodes[node];
@@ -83,7 +83,9 @@ impl Turn<'_> {
             let mut tasks = BTreeSet::new();
             for number in &of.books {
                 let Some(book) = self.site.books.get(number) else { continue };
-                let Some(seeker) = book.seekers.get(&node).filter(|of| matches!(of.way, Way::Wait)) else {
+                let Some(seeker) =
+                    book.seekers.get(&node).filter(|of| matches!(of.way, AssignedSource::Wait))
+                else {
                     continue;
                 };
                 if of.is_online && tasks.insert(seeker.task.clone()) {
@@ -103,13 +105,13 @@ impl Turn<'_> {
             }
             let direction = match &seeker.way {
                 // It gets its source at the end of that time.
-                Way::Wait if gathers => continue,
-                Way::Wait => Direction::Wait,
-                Way::Registry(carry) => {
+                AssignedSource::Wait if gathers => continue,
+                AssignedSource::Wait => Direction::Wait,
+                AssignedSource::Registry(carry) => {
                     let Carry { alone, max_rate, .. } = **carry;
                     Direction::Registry { alone, max_rate }
                 }
-                Way::Peer { from, others, .. } => {
+                AssignedSource::Peer { from, others, .. } => {
                     let peers = std::iter::once(from).chain(others.iter().filter(|other| *other != from));
                     let peer = |id: &NodeId| {
                         Some((self.nodes[*id].name.clone(), self.nodes[*id].addresses.clone()?))

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use prepull_api::sites::{BlobNews, BlobState};
 use prepull_api::task::TaskId;
 
-use super::book::Way;
+use super::book::AssignedSource;
 use super::nodes::NodeId;
 use super::report::SiteEventKind;
-use super::site::Turn;
+use super::site::TrackerTurn;
 
-impl Turn<'_> {
+impl TrackerTurn<'_> {
     /// Takes in the state of a blob at a node.
-    pub(super) fn note(
+    pub(super) fn note_blob(
         &mut self,
         number: u32,
         node: NodeId,
@@ -48,33 +48,33 @@ impl Turn<'_> {
         seeker.done = done;
         let is_gathering = book.gather_until > self.now;
         match (blob.state, &mut seeker.way) {
-            (BlobState::Carrying, Way::Registry(carry)) => {
+            (BlobState::Carrying, AssignedSource::Registry(carry)) => {
                 self.site.counters.bytes_carried += more;
                 let has_restarted = done < carry.best && carry.alone.is_empty();
                 carry.note_reported(done, self.now);
                 // Its bytes were wrong or lost: it may restart once.
                 if has_restarted && !book.losers.contains(&node) {
                     book.losers.push(node);
-                    self.lease(number, node);
+                    self.give_lease(number, node);
                 }
                 return;
             }
-            (BlobState::Fetching, Way::Peer { from, read, is_stream, .. }) => {
+            (BlobState::Fetching, AssignedSource::Peer { from, read, is_stream, .. }) => {
                 self.site.counters.bytes_shared += more;
                 read.renew(done, if *is_stream { 1 } else { least }, self.now);
                 if more > 0 {
                     self.site.pairs.note_progress((node, *from));
                 }
                 if more > 0 && done > confirmed {
-                    self.confirm(number, done);
+                    self.note_confirmed(number, done);
                 }
                 return;
             }
-            (BlobState::Wanted, Way::Wait) if !is_new => {}
-            (BlobState::Carrying, Way::Wait) if !is_gathering => {
+            (BlobState::Wanted, AssignedSource::Wait) if !is_new => {}
+            (BlobState::Carrying, AssignedSource::Wait) if !is_gathering => {
                 self.tell_later(number, node);
                 self.site.counters.claims_refused += 1;
-                self.event(node, &blob.digest, SiteEventKind::ClaimRefused);
+                self.push_event(node, &blob.digest, SiteEventKind::ClaimRefused);
             }
             _ => self.tell_later(number, node),
         }
@@ -91,15 +91,15 @@ impl Turn<'_> {
             is_proven |= seeker.is_proven;
             let more = size.saturating_sub(seeker.done);
             match seeker.way {
-                Way::Peer { .. } => self.site.counters.bytes_shared += more,
-                Way::Registry(_) => self.site.counters.bytes_carried += more,
-                Way::Wait => {}
+                AssignedSource::Peer { .. } => self.site.counters.bytes_shared += more,
+                AssignedSource::Registry(_) => self.site.counters.bytes_carried += more,
+                AssignedSource::Wait => {}
             }
         }
         if let Some(source) = source {
-            self.confirm(number, size);
+            self.note_confirmed(number, size);
             self.site.pairs.note_success(self.nodes, node, source, now);
-            self.prove(number, source);
+            self.note_proven(number, source);
         }
         let Some(book) = self.site.books.get_mut(&number) else { return };
         if is_carrier {
@@ -108,7 +108,7 @@ impl Turn<'_> {
         // The readers stay: from now on they read from a whole holder.
         let readers: Vec<NodeId> = book.readers_of(node).collect();
         for reader in readers {
-            if let Some(Way::Peer { is_stream, .. }) =
+            if let Some(AssignedSource::Peer { is_stream, .. }) =
                 book.seekers.get_mut(&reader).map(|seeker| &mut seeker.way)
                 && std::mem::replace(is_stream, false)
             {
@@ -121,7 +121,7 @@ impl Turn<'_> {
         book.receiving.remove(&node);
         self.end_seeker(number, node);
         if is_proven {
-            self.prove(number, node);
+            self.note_proven(number, node);
         }
         self.offer(node);
         self.site.mark(number);
@@ -143,7 +143,7 @@ impl Turn<'_> {
     }
 
     /// Notes that a node delivered the blob, or that its task succeeded.
-    pub(super) fn prove(&mut self, number: u32, node: NodeId) {
+    pub(super) fn note_proven(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         if let Some(holder) = book.holders.get_mut(&node) {
             let is_new = !std::mem::replace(&mut holder.is_proven, true);

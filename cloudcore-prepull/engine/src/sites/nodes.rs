@@ -7,21 +7,21 @@ use prepull_api::task::NodeName;
 
 use super::Time;
 
-/// The index of a node in [`Nodes`]. Another node may get it once nothing refers to this one.
+/// The index of a node in [`SiteNodes`]. Another node may get it once nothing refers to this one.
 pub(super) type NodeId = u32;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Nodes {
+pub(super) struct SiteNodes {
     by_name: HashMap<NodeName, NodeId>,
-    all: Vec<Node>,
+    all: Vec<SiteNode>,
     free: Vec<NodeId>,
 }
 
 /// A node, with its counts over all blobs.
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Debug, Default)]
-pub(super) struct Node {
+pub(super) struct SiteNode {
     pub(super) name: NodeName,
     /// The value of its site label. `None`: it shares with no other node.
     pub(super) site: Option<Arc<str>>,
@@ -73,7 +73,7 @@ pub(super) struct NodeTrust {
     pub(super) has_unreachable: bool,
 }
 
-impl Node {
+impl SiteNode {
     /// The site that lacks it: its Node is there, and it has no session.
     pub(super) fn missing_at(&self) -> Option<Arc<str>> {
         self.site.clone().filter(|_| self.is_listed && !self.is_online)
@@ -100,7 +100,7 @@ impl Node {
     }
 }
 
-impl Nodes {
+impl SiteNodes {
     pub(super) fn id(&self, name: &NodeName) -> Option<NodeId> {
         self.by_name.get(name).copied()
     }
@@ -109,9 +109,9 @@ impl Nodes {
         if let Some(id) = self.id(name) {
             return id;
         }
-        let node = Node { name: name.clone(), ..Node::default() };
+        let node = SiteNode { name: name.clone(), ..SiteNode::default() };
         let id = self.free.pop().unwrap_or_else(|| {
-            self.all.push(Node::default());
+            self.all.push(SiteNode::default());
             NodeId::try_from(self.all.len() - 1).unwrap_or(NodeId::MAX)
         });
         self[id] = node;
@@ -126,26 +126,26 @@ impl Nodes {
         self.free.push(id);
     }
 
-    pub(super) fn listed(&self) -> impl Iterator<Item = NodeId> {
+    pub(super) fn listed_ids(&self) -> impl Iterator<Item = NodeId> {
         self.by_name.values().copied().filter(|id| self[*id].is_listed)
     }
 
     /// Bytes of memory, roughly.
     pub(super) fn cost(&self) -> usize {
-        self.all.len() * (size_of::<Node>() + 150)
+        self.all.len() * (size_of::<SiteNode>() + 150)
     }
 }
 
-impl std::ops::Index<NodeId> for Nodes {
-    type Output = Node;
+impl std::ops::Index<NodeId> for SiteNodes {
+    type Output = SiteNode;
 
-    fn index(&self, id: NodeId) -> &Node {
+    fn index(&self, id: NodeId) -> &SiteNode {
         &self.all[id as usize]
     }
 }
 
-impl std::ops::IndexMut<NodeId> for Nodes {
-    fn index_mut(&mut self, id: NodeId) -> &mut Node {
+impl std::ops::IndexMut<NodeId> for SiteNodes {
+    fn index_mut(&mut self, id: NodeId) -> &mut SiteNode {
         &mut self.all[id as usize]
     }
 }

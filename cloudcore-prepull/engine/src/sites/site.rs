@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use prepull_api::task::{JobUid, TaskId};
 
-use super::book::{Book, BookId, Seeker, Way};
-use super::nodes::{NodeId, Nodes};
+use super::book::{AssignedSource, BlobBook, BookId, Seeker};
+use super::nodes::{NodeId, SiteNodes};
 use super::report::{SiteCounters, SiteEvent, SiteEventKind};
 use super::trust::Pairs;
 use super::{GATHER, HOUR, REMINDER, Time};
@@ -26,14 +26,14 @@ const BEHIND: Time = 20;
 pub(super) struct Site {
     pub(super) name: Arc<str>,
     pub(super) ids: BTreeMap<BookId, u32>,
-    pub(super) books: BTreeMap<u32, Book>,
+    pub(super) books: BTreeMap<u32, BlobBook>,
     pub(super) next_id: u32,
     pub(super) dirty: VecDeque<u32>,
     /// Nodes that may serve one more.
     pub(super) offered: VecDeque<NodeId>,
     pub(super) to_tell: VecDeque<(NodeId, u32)>,
     pub(super) timers: BTreeSet<(Time, u32, NodeId)>,
-    pub(super) places: BTreeSet<super::book::Place>,
+    pub(super) places: BTreeSet<super::book::LeasePlace>,
     /// Books with a lease, and all downloads over the uplink.
     pub(super) leases: BTreeSet<u32>,
     pub(super) carrying: BTreeSet<(NodeId, u32)>,
@@ -54,9 +54,9 @@ pub(super) struct Site {
 }
 
 /// A site with what it works on.
-pub(super) struct Turn<'a> {
+pub(super) struct TrackerTurn<'a> {
     pub(super) site: &'a mut Site,
-    pub(super) nodes: &'a mut Nodes,
+    pub(super) nodes: &'a mut SiteNodes,
     pub(super) events: &'a mut VecDeque<SiteEvent>,
     /// Bytes of all books of all sites.
     pub(super) bytes: &'a mut usize,
@@ -95,8 +95,8 @@ impl Site {
     }
 }
 
-impl Turn<'_> {
-    pub(super) fn event(&mut self, node: NodeId, digest: &str, kind: SiteEventKind) {
+impl TrackerTurn<'_> {
+    pub(super) fn push_event(&mut self, node: NodeId, digest: &str, kind: SiteEventKind) {
         if self.events.len() >= super::MAX_EVENTS {
             self.events.pop_front();
         }
@@ -108,7 +108,7 @@ impl Turn<'_> {
         let number = self.site.next_id;
         self.site.next_id = (number + 1) % NONE;
         self.site.ids.insert(id.clone(), number);
-        self.site.books.insert(number, Book { id, gather_until: self.now, ..Book::default() });
+        self.site.books.insert(number, BlobBook { id, gather_until: self.now, ..BlobBook::default() });
         number
     }
 
@@ -116,7 +116,7 @@ impl Turn<'_> {
         let Some(book) = self.site.books.get(&number) else { return };
         let nodes: Vec<NodeId> = book.seekers.keys().chain(book.holders.keys()).copied().collect();
         for node in nodes {
-            self.leave(number, node);
+            self.leave_book(number, node);
         }
         let Some(book) = self.site.books.remove(&number) else { return };
         self.site.ids.remove(&book.id);
@@ -143,15 +143,15 @@ impl Turn<'_> {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         match book.seekers.get_mut(&node).map(|seeker| &mut seeker.way) {
             None => return,
-            Some(Way::Wait) => self.remove_seeker(number, node),
-            Some(Way::Registry(carry)) => carry.until = until(carry.until),
-            Some(Way::Peer { read, .. }) => read.until = until(read.until),
+            Some(AssignedSource::Wait) => self.remove_seeker(number, node),
+            Some(AssignedSource::Registry(carry)) => carry.until = until(carry.until),
+            Some(AssignedSource::Peer { read, .. }) => read.until = until(read.until),
         }
         self.site.timers.insert((wake.max(self.now), number, node));
     }
 
     /// Updates the indexes of a book after a change.
-    pub(super) fn settle(&mut self, number: u32) {
+    pub(super) fn update_indexes(&mut self, number: u32) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         *self.bytes = *self.bytes + book.cost() - book.charged;
         book.charged = book.cost();
@@ -180,7 +180,7 @@ impl Turn<'_> {
     }
 
     /// Adds a book to a node's own. `false`: it has too many.
-    pub(super) fn join(&mut self, number: u32, node: NodeId) -> bool {
+    pub(super) fn join_book(&mut self, number: u32, node: NodeId) -> bool {
         let books = &mut self.nodes[node].books;
         if !books.contains(&number) && books.len() >= super::MAX_BOOKS_OF_NODE {
             return false;
@@ -190,7 +190,7 @@ impl Turn<'_> {
         true
     }
 
-    pub(super) fn part(&mut self, number: u32, node: NodeId) {
+    pub(super) fn part_with_book(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get(&number) else { return };
         if !book.seekers.contains_key(&node)
             && !book.holders.contains_key(&node)
@@ -201,7 +201,7 @@ impl Turn<'_> {
     }
 
     /// Removes a node from a book.
-    pub(super) fn leave(&mut self, number: u32, node: NodeId) {
+    pub(super) fn leave_book(&mut self, number: u32, node: NodeId) {
         self.remove_holder(number, node);
         self.remove_seeker(number, node);
     }
@@ -210,13 +210,13 @@ impl Turn<'_> {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         if book.holders.remove(&node).is_some() {
             self.detach_readers(number, node);
-            self.part(number, node);
-            self.settle(number);
+            self.part_with_book(number, node);
+            self.update_indexes(number);
         }
     }
 
     pub(super) fn remove_seeker(&mut self, number: u32, node: NodeId) {
-        self.set_way(number, node, Way::Wait);
+        self.set_way(number, node, AssignedSource::Wait);
         self.detach_readers(number, node);
         let Some(book) = self.site.books.get_mut(&number) else { return };
         if book.seekers.remove(&node).is_none() {
@@ -224,8 +224,8 @@ impl Turn<'_> {
         }
         book.waiting.remove(&node);
         self.count_waiting(node, false);
-        self.part(number, node);
-        self.settle(number);
+        self.part_with_book(number, node);
+        self.update_indexes(number);
     }
 
     fn count_waiting(&mut self, node: NodeId, more: bool) {
@@ -255,40 +255,42 @@ impl Turn<'_> {
         // The nodes that avoid such a carrier would each download for themselves.
         let may_carry = |id: NodeId| self.nodes[id].may_carry(self.now);
         if let Some(carrier) = carrier.filter(|carrier| !may_carry(*carrier) && may_carry(node)) {
-            self.set_way(number, carrier, Way::Wait);
+            self.set_way(number, carrier, AssignedSource::Wait);
         }
         self.wake_book(number, gather_until.max(self.now + GATHER));
         self.site.mark(number);
-        self.settle(number);
+        self.update_indexes(number);
     }
 
     /// Takes its readers away from a node.
     pub(super) fn detach_readers(&mut self, number: u32, node: NodeId) {
         let Some(book) = self.site.books.get(&number) else { return };
         for reader in book.readers_of(node).collect::<Vec<_>>() {
-            self.set_way(number, reader, Way::Wait);
+            self.set_way(number, reader, AssignedSource::Wait);
         }
     }
 
     /// Gives a seeker another source.
-    pub(super) fn set_way(&mut self, number: u32, node: NodeId, way: Way) {
+    pub(super) fn set_way(&mut self, number: u32, node: NodeId, way: AssignedSource) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         let Some(seeker) = book.seekers.get_mut(&node) else { return };
         let new = match &way {
-            Way::Wait => None,
-            Way::Registry(carry) => Some((None, carry.until, carry.alone.is_empty())),
-            Way::Peer { from, is_stream, read, .. } => Some((Some((*from, *is_stream)), read.until, false)),
+            AssignedSource::Wait => None,
+            AssignedSource::Registry(carry) => Some((None, carry.until, carry.alone.is_empty())),
+            AssignedSource::Peer { from, is_stream, read, .. } => {
+                Some((Some((*from, *is_stream)), read.until, false))
+            }
         };
         seeker.is_told = false;
         match std::mem::replace(&mut seeker.way, way) {
-            Way::Wait => {
+            AssignedSource::Wait => {
                 if new.is_none() {
                     return;
                 }
                 book.waiting.remove(&node);
                 self.count_waiting(node, false);
             }
-            Way::Registry(_) => {
+            AssignedSource::Registry(_) => {
                 self.nodes[node].carries -= 1;
                 self.site.carrying.remove(&(node, number));
                 self.site.has_new_rates = true;
@@ -297,7 +299,7 @@ impl Turn<'_> {
                     self.site.leases.remove(&number);
                 }
             }
-            Way::Peer { from, is_stream, .. } => {
+            AssignedSource::Peer { from, is_stream, .. } => {
                 book.readers.remove(&(from, node));
                 let source = &mut self.nodes[from];
                 source.serves -= 1;
@@ -313,7 +315,7 @@ impl Turn<'_> {
             self.count_waiting(node, true);
             self.detach_readers(number, node);
             self.site.mark(number);
-            return self.settle(number);
+            return self.update_indexes(number);
         };
         book.receiving.insert(node);
         self.site.timers.insert((until, number, node));
@@ -323,7 +325,7 @@ impl Turn<'_> {
             source.serves += 1;
             source.streamed += usize::from(is_stream);
             if book.carrier == Some(from)
-                && let Some(carry) = book.carry()
+                && let Some(carry) = book.leased_carry()
             {
                 carry.tested_since.get_or_insert(self.now);
             }
@@ -337,7 +339,7 @@ impl Turn<'_> {
             }
         }
         self.offer(node);
-        self.settle(number);
+        self.update_indexes(number);
     }
 
     /// Sends a seeker its source with this look or the next one.
@@ -361,7 +363,7 @@ impl Turn<'_> {
 
     /// Sets the timer of a seeker to the end of its source's time.
     pub(super) fn wake_seeker(&mut self, number: u32, node: NodeId) {
-        let until = self.site.books.get(&number).and_then(|book| book.seekers.get(&node)?.until());
+        let until = self.site.books.get(&number).and_then(|book| book.seekers.get(&node)?.source_until());
         self.site.timers.extend(until.map(|until| (until.max(self.now + super::SECOND), number, node)));
     }
 
@@ -369,11 +371,11 @@ impl Turn<'_> {
     pub(super) fn bar_holder(&mut self, node: NodeId, digest: &str) {
         self.nodes[node].trust.no_holder_until = self.now + HOUR;
         self.site.counters.holders_delisted += 1;
-        self.event(node, digest, SiteEventKind::HolderDelisted);
+        self.push_event(node, digest, SiteEventKind::HolderDelisted);
         for number in self.nodes[node].books.clone() {
             self.remove_holder(number, node);
             if self.site.books.get(&number).is_some_and(|book| book.carrier == Some(node)) {
-                self.set_way(number, node, Way::Wait);
+                self.set_way(number, node, AssignedSource::Wait);
             }
         }
     }

@@ -2,10 +2,10 @@
 
 use prepull_api::sites::{PeerFailure, PeerFault};
 
-use super::book::{Read, Way, round};
+use super::book::{AssignedSource, ReadDeadline, round_from};
 use super::nodes::NodeId;
-use super::site::Turn;
-use super::trust::Reach;
+use super::site::TrackerTurn;
+use super::trust::SourceReach;
 use super::{LEASE, SECOND};
 
 /// Most neighbours that one node serves at a time: by then others have the blob too, and serve the next ones sooner.
@@ -42,7 +42,7 @@ enum Fit {
     Never,
 }
 
-impl Turn<'_> {
+impl TrackerTurn<'_> {
     /// Finds sources for the waiting nodes of changed books, and readers for nodes that have become free.
     pub(super) fn match_nodes(&mut self) {
         for _ in 0..self.site.dirty.len() {
@@ -74,7 +74,7 @@ impl Turn<'_> {
             if self.steps == 0 || failed >= TRIES {
                 break;
             }
-            if self.place(number, node, gathers) {
+            if self.find_source(number, node, gathers) {
                 placed += 1;
             } else {
                 failed += 1;
@@ -96,7 +96,7 @@ impl Turn<'_> {
     /// Gives a free node readers.
     fn match_node(&mut self, node: NodeId) {
         let of = &self.nodes[node];
-        let books: Vec<u32> = round(&of.books, of.next_book).take(TRIES).collect();
+        let books: Vec<u32> = round_from(&of.books, of.next_book).take(TRIES).collect();
         for number in books {
             self.steps = self.steps.saturating_sub(1);
             self.nodes[node].next_book = number.wrapping_add(1);
@@ -106,14 +106,14 @@ impl Turn<'_> {
                 if self.nodes[node].serves >= SERVED_BY_NODE {
                     return;
                 }
-                if let Fit::Free(_) = self.fit(number, reader, node) {
+                if let Fit::Free(_) = self.source_fit(number, reader, node) {
                     self.send_to(number, reader, node, [node; 2]);
                 }
             }
         }
     }
 
-    fn fit(&mut self, number: u32, reader: NodeId, source: NodeId) -> Fit {
+    fn source_fit(&mut self, number: u32, reader: NodeId, source: NodeId) -> Fit {
         self.steps = self.steps.saturating_sub(1);
         let Some(book) = self.site.books.get(&number) else { return Fit::Never };
         let (of, to) = (&self.nodes[source], &self.nodes[reader]);
@@ -121,10 +121,10 @@ impl Turn<'_> {
         if source == reader || !may_read || !of.is_source(self.now) {
             return Fit::Never;
         }
-        match self.site.pairs.check(reader, source, self.now) {
-            Reach::Avoided => return Fit::Never,
-            Reach::Busy => return Fit::Full,
-            Reach::Open => {}
+        match self.site.pairs.check_reach(reader, source, self.now) {
+            SourceReach::Avoided => return Fit::Never,
+            SourceReach::Busy => return Fit::Full,
+            SourceReach::Open => {}
         }
         if let Some(holder) = book.holders.get(&source) {
             let is_tested = || book.readers_of(source).nth(UNPROVEN_READERS - 1).is_some();
@@ -137,12 +137,12 @@ impl Turn<'_> {
         }
         let Some(seeker) = book.seekers.get(&source) else { return Fit::Never };
         // A node that downloads is worth waiting for, even if it can't serve yet.
-        let later = if matches!(seeker.way, Way::Registry(_)) { Fit::Full } else { Fit::Never };
+        let later = if matches!(seeker.way, AssignedSource::Registry(_)) { Fit::Full } else { Fit::Never };
         if book.is_whole_only
             || !of.streams
             || !to.reads_streams
             || seeker.done < book.done_of(reader)
-            || matches!(seeker.way, Way::Wait)
+            || matches!(seeker.way, AssignedSource::Wait)
         {
             return later;
         }
@@ -163,7 +163,7 @@ impl Turn<'_> {
     }
 
     /// Finds a source for a waiting node. Returns whether it has one.
-    fn place(&mut self, number: u32, node: NodeId, gathers: bool) -> bool {
+    fn find_source(&mut self, number: u32, node: NodeId, gathers: bool) -> bool {
         let Some(book) = self.site.books.get_mut(&number) else { return false };
         if !self.nodes[node].is_online {
             return false;
@@ -171,12 +171,12 @@ impl Turn<'_> {
         let from = book.next_source;
         let holders =
             book.holders.range(from..).chain(book.holders.range(..from)).map(|(id, _)| *id).take(TRIES);
-        let receiving = round(&book.receiving, from).take(TRIES);
+        let receiving = round_from(&book.receiving, from).take(TRIES);
         let sources: Vec<NodeId> = holders.chain(receiving).chain(book.carrier).collect();
         let mut found = Vec::new();
         let mut may_wait = false;
         for source in sources {
-            match self.fit(number, node, source) {
+            match self.source_fit(number, node, source) {
                 Fit::Free(rank) => found.push((rank, source)),
                 Fit::Full => may_wait = true,
                 Fit::Never => {}
@@ -200,15 +200,15 @@ impl Turn<'_> {
         let Some(book) = self.site.books.get(&number) else { return };
         let holder = book.holders.get(&source);
         let time = if holder.is_some_and(|holder| !holder.is_proven) { UNPROVEN_READ } else { LEASE };
-        let (is_stream, read) = (holder.is_none(), Read::new(book.done_of(reader), time, self.now));
-        self.set_way(number, reader, Way::Peer { from: source, others, is_stream, read });
+        let (is_stream, read) = (holder.is_none(), ReadDeadline::new(book.done_of(reader), time, self.now));
+        self.set_way(number, reader, AssignedSource::Peer { from: source, others, is_stream, read });
     }
 
     /// Sends a node to the registry if it can read neither from a holder nor from the carrier.
     fn leave_alone(&mut self, number: u32, node: NodeId) -> bool {
         let Some(book) = self.site.books.get(&number) else { return false };
         let is_loner = self.nodes[node].trust.loner_until > self.now;
-        let avoids = |source| self.site.pairs.check(node, source, self.now) == Reach::Avoided;
+        let avoids = |source| self.site.pairs.check_reach(node, source, self.now) == SourceReach::Avoided;
         let awaited = |source: &NodeId| !avoids(*source) && self.nodes[*source].is_awaited(self.now);
         let may_restart = |source: &NodeId| self.site.pairs.may_restart(node, *source, self.now);
         let mut holders = book.holders.iter().take(TRIES);
@@ -233,10 +233,10 @@ impl Turn<'_> {
         let Some(book) = self.site.books.get(&number) else { return };
         let Some(carrier) = book.carrier else { return };
         let has_begun = book.seekers.get(&carrier).is_some_and(|seeker| seeker.done >= book.id.size / 2);
-        let reach = self.site.pairs.check(carrier, holder, self.now);
+        let reach = self.site.pairs.check_reach(carrier, holder, self.now);
         let is_loner = self.nodes[carrier].trust.loner_until > self.now;
-        if !has_begun && !is_loner && reach == Reach::Open && self.nodes[holder].serves_now() {
-            self.set_way(number, carrier, Way::Wait);
+        if !has_begun && !is_loner && reach == SourceReach::Open && self.nodes[holder].serves_now() {
+            self.set_way(number, carrier, AssignedSource::Wait);
         }
     }
 
@@ -245,7 +245,9 @@ impl Turn<'_> {
         let now = self.now;
         let Some(source) = self.nodes.id(&failure.peer) else { return false };
         let Some(book) = self.site.books.get_mut(&number) else { return false };
-        let Some(Way::Peer { from, others, .. }) = book.seekers.get(&reader).map(|seeker| &seeker.way) else {
+        let Some(AssignedSource::Peer { from, others, .. }) =
+            book.seekers.get(&reader).map(|seeker| &seeker.way)
+        else {
             return false;
         };
         // A complaint counts only about a neighbour that the reader was sent to.
@@ -255,7 +257,7 @@ impl Turn<'_> {
         let is_first = *from == source;
         let is_carrier = book.carrier == Some(source);
         // Wrong bytes of a node that took over the lease may come from its previous source.
-        let is_pure = is_carrier && book.carry().is_some_and(|carry| carry.is_pure);
+        let is_pure = is_carrier && book.leased_carry().is_some_and(|carry| carry.is_pure);
         let is_holder = book.holders.contains_key(&source);
         // An offline node may be back in a moment, and one that is still receiving may be held up itself.
         if self.nodes[source].is_online {
@@ -269,11 +271,11 @@ impl Turn<'_> {
                 false
             } else {
                 let is_settled = !has_begun || failure.fault == PeerFault::Damaged;
-                self.site.pairs.note(self.nodes, pair, failure.fault, now) && is_settled && !excused
+                self.site.pairs.note_fault(self.nodes, pair, failure.fault, now) && is_settled && !excused
             };
             if is_carrier
                 && (failure.fault == PeerFault::Unreachable || is_late)
-                && let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.carry())
+                && let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.leased_carry())
             {
                 carry.tested_since = None;
             }
@@ -302,12 +304,15 @@ impl Turn<'_> {
             return false;
         }
         let is_stream = |id: &NodeId| {
-            matches!(book.seekers.get(id).map(|of| &of.way), Some(Way::Peer { is_stream: true, .. }))
+            matches!(
+                book.seekers.get(id).map(|of| &of.way),
+                Some(AssignedSource::Peer { is_stream: true, .. })
+            )
         };
         for reader in book.receiving.iter().copied().filter(is_stream).collect::<Vec<_>>() {
-            self.set_way(number, reader, Way::Wait);
+            self.set_way(number, reader, AssignedSource::Wait);
         }
-        if let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.carry()) {
+        if let Some(carry) = self.site.books.get_mut(&number).and_then(|book| book.leased_carry()) {
             carry.tested_since = None;
         }
         true
@@ -319,7 +324,7 @@ impl Turn<'_> {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         let Some(carrier) = book.carrier else { return };
         book.put_last(carrier);
-        self.set_way(number, carrier, Way::Wait);
+        self.set_way(number, carrier, AssignedSource::Wait);
     }
 
     /// Counts a complaint about a holder. The second reader delists it; an unproven one is then barred for an hour.
@@ -331,7 +336,7 @@ impl Turn<'_> {
         }
         if holder.is_proven {
             self.site.counters.holders_delisted += 1;
-            self.event(source, digest, super::SiteEventKind::HolderDelisted);
+            self.push_event(source, digest, super::SiteEventKind::HolderDelisted);
             self.remove_holder(number, source);
         } else {
             self.bar_holder(source, digest);

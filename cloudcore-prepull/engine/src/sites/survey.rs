@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::Sites;
-use super::book::Way;
+use super::book::AssignedSource;
 use super::nodes::NodeId;
 use super::report::{CarrierReport, SiteReport};
 use super::site::Site;
@@ -32,7 +32,7 @@ impl Sites {
         let carrier = |(node, number): &(NodeId, u32)| {
             let book = site.books.get(number)?;
             let seeker = book.seekers.get(node)?;
-            let Way::Registry(carry) = &seeker.way else { return None };
+            let AssignedSource::Registry(carry) = &seeker.way else { return None };
             Some(CarrierReport {
                 node: self.nodes[*node].name.clone(),
                 digest: book.id.digest.to_string(),

@@ -63,8 +63,8 @@ impl Story {
         }
     }
 
-    fn shared(&self) -> Shared {
-        Shared {
+    fn shared(&self) -> BlobSharing {
+        BlobSharing {
             entitlement: self.images.clone(),
             max_rate: self.max_rate,
             has_succeeded: self.has_succeeded,
@@ -95,7 +95,7 @@ impl Story {
             failures: Vec::new(),
             reads_streams: self.streams,
         };
-        self.sites.note(&node.into(), &self.shared(), news, self.now);
+        self.sites.note_blobs(&node.into(), &self.shared(), news, self.now);
     }
 
     fn want(&mut self, node: &str, of: &str) {
@@ -117,7 +117,7 @@ impl Story {
         let failure = PeerFailure { digest: digest(of), peer: peer.into(), fault };
         let news =
             Blobs { task: task(), blobs: Vec::new(), failures: vec![failure], reads_streams: self.streams };
-        self.sites.note(&node.into(), &self.shared(), news, self.now);
+        self.sites.note_blobs(&node.into(), &self.shared(), news, self.now);
     }
 
     /// What is said within a second, as `node digest: word`.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use prepull_api::sites::PeerFault;
 
-use super::nodes::{NodeId, Nodes};
+use super::nodes::{NodeId, SiteNodes};
 use super::{HOUR, SECOND, Time};
 
 /// A node counts as a loner after this many unreachable neighbours that no other node has reached either: a Wi-Fi with
@@ -47,9 +47,9 @@ struct Avoided {
 
 impl Pairs {
     /// Notes a complaint. Returns whether it also counts against the source for other readers.
-    pub(super) fn note(
+    pub(super) fn note_fault(
         &mut self,
-        nodes: &mut Nodes,
+        nodes: &mut SiteNodes,
         (reader, source): (NodeId, NodeId),
         fault: PeerFault,
         now: Time,
@@ -74,7 +74,7 @@ impl Pairs {
         if is_unreachable {
             nodes[reader].trust.has_unreachable = true;
             nodes[source].trust.has_unreachable = true;
-            let unreached = self.of(reader, now).filter(|(_, pair)| pair.unreachable_since.is_some());
+            let unreached = self.avoided_by(reader, now).filter(|(_, pair)| pair.unreachable_since.is_some());
             let (count, by_none) = unreached.fold((0, 0), |(count, by_none), (peer, _)| {
                 (count + 1, by_none + usize::from(!nodes[peer].trust.is_reached))
             });
@@ -129,41 +129,41 @@ impl Pairs {
         self.unreachable_since(reader, source, now).is_some_and(|since| since + RESTART > now)
     }
 
-    fn of(&self, reader: NodeId, now: Time) -> impl Iterator<Item = (NodeId, &Avoided)> {
+    fn avoided_by(&self, reader: NodeId, now: Time) -> impl Iterator<Item = (NodeId, &Avoided)> {
         let pairs = self.avoided.range((reader, 0)..=(reader, NodeId::MAX));
         pairs.filter(move |(_, pair)| pair.until > now).map(|((_, peer), pair)| (*peer, pair))
     }
 
     /// A neighbour has delivered.
-    pub(super) fn note_success(&mut self, nodes: &mut Nodes, reader: NodeId, source: NodeId, now: Time) {
+    pub(super) fn note_success(&mut self, nodes: &mut SiteNodes, reader: NodeId, source: NodeId, now: Time) {
         nodes[source].trust.is_reached = true;
         nodes[reader].trust.loner_until = 0;
         let ended = |pair: &Avoided| pair.unreachable_since.is_some() || pair.busy > 0;
         let ended: Vec<_> =
-            self.of(reader, now).filter(|(_, pair)| ended(pair)).map(|(peer, _)| peer).collect();
+            self.avoided_by(reader, now).filter(|(_, pair)| ended(pair)).map(|(peer, _)| peer).collect();
         for peer in ended {
             self.remove((reader, peer));
         }
     }
 
     /// A session of the node has begun: unreachable neighbours may be reachable now.
-    pub(super) fn forget_connections(&mut self, nodes: &mut Nodes, node: NodeId) {
+    pub(super) fn forget_connections(&mut self, nodes: &mut SiteNodes, node: NodeId) {
         let trust = &mut nodes[node].trust;
         trust.loner_until = 0;
         if std::mem::take(&mut trust.has_unreachable) {
-            self.forget(node, |pair| pair.unreachable_since.is_some());
+            self.forget_where(node, |pair| pair.unreachable_since.is_some());
         }
     }
 
     /// The node reports that it hasn't a blob any more: a reader that found this out first may come back for others.
-    pub(super) fn forget_gone(&mut self, nodes: &mut Nodes, node: NodeId) {
+    pub(super) fn forget_gone(&mut self, nodes: &mut SiteNodes, node: NodeId) {
         if std::mem::take(&mut nodes[node].trust.has_gone) {
-            self.forget(node, |pair| pair.is_gone);
+            self.forget_where(node, |pair| pair.is_gone);
         }
     }
 
     /// Forgets the pairs of a node.
-    fn forget(&mut self, node: NodeId, which: impl Fn(&Avoided) -> bool) {
+    fn forget_where(&mut self, node: NodeId, which: impl Fn(&Avoided) -> bool) {
         let is_of = |pair: &(NodeId, NodeId)| pair.0 == node || pair.1 == node;
         let gone: Vec<_> = self
             .avoided
@@ -177,15 +177,15 @@ impl Pairs {
     }
 
     pub(super) fn forget_all(&mut self, node: NodeId) {
-        self.forget(node, |_| true);
+        self.forget_where(node, |_| true);
     }
 
     /// Whether a reader may be sent to a source. A busy one is worth waiting for.
-    pub(super) fn check(&self, reader: NodeId, source: NodeId, now: Time) -> Reach {
+    pub(super) fn check_reach(&self, reader: NodeId, source: NodeId, now: Time) -> SourceReach {
         match self.avoided.get(&(reader, source)).filter(|pair| pair.until > now) {
-            None => Reach::Open,
-            Some(pair) if (1..BUSY_TIMES).contains(&pair.busy) => Reach::Busy,
-            Some(_) => Reach::Avoided,
+            None => SourceReach::Open,
+            Some(pair) if (1..BUSY_TIMES).contains(&pair.busy) => SourceReach::Busy,
+            Some(_) => SourceReach::Avoided,
         }
     }
 
@@ -201,7 +201,7 @@ impl Pairs {
 
 /// Whether a reader may be sent to a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum SourceReach {
     Open,
     Busy,
     Avoided,

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::cluster::Cluster;
 use crate::order::SecretName;
 use crate::problem::{self, MissingRight, WrongUsage};
-use crate::screen::tame;
-use crate::session::{Ended, Session};
+use crate::screen::sanitize_line;
+use crate::session::{CommandOutcome, Session};
 
 /// The arguments of `allow`.
 #[derive(Debug, Args)]
@@ -40,7 +40,11 @@ pub(crate) struct AllowArgs {
     hosts: Vec<String>,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &AllowArgs,
+) -> anyhow::Result<CommandOutcome> {
     let secret = args.secret.in_namespace(cluster.namespace());
     let (namespace, name) = secret.split_once('/').context("the secret has no namespace")?;
     let api: Api<Secret> = Api::namespaced(cluster.client(), namespace);
@@ -49,7 +53,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) 
     let Some(found) = found else {
         bail!("there is no secret {secret}: --namespace names another namespace")
     };
-    let patch = consent(&found.metadata, &args.users, &args.hosts);
+    let patch = consent_patch(&found.metadata, &args.users, &args.hosts);
     let patch = patch.with_context(|| format!("secret {secret}"))?;
     let is_allowed = patch.is_none();
     let after = match patch {
@@ -68,16 +72,17 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &AllowArgs) 
             let asked: Vec<_> = args.users.iter().chain(&args.hosts).map(String::as_str).collect();
             return format!("secret {secret} allows {} already\n", asked.join(", "));
         }
-        let at = if hosts.is_empty() { String::new() } else { format!(", by * at {}", tame(&hosts)) };
-        let users = if users.is_empty() { "no job".to_owned() } else { tame(&users) };
+        let at =
+            if hosts.is_empty() { String::new() } else { format!(", by * at {}", sanitize_line(&hosts)) };
+        let users = if users.is_empty() { "no job".to_owned() } else { sanitize_line(&users) };
         format!("secret {secret} now allows {users}{at}\n")
     })?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// No role of ours reads or changes a Secret: its owner allows its use.
 fn of_owner(error: anyhow::Error, secret: &str) -> anyhow::Error {
-    match problem::answer(&error).and_then(MissingRight::of) {
+    match problem::server_answer(&error).and_then(MissingRight::from_answer) {
         Some(right) => anyhow!(
             "{right}. That is for the owner of secret {secret}, who may get and patch it: have them run this command"
         ),
@@ -86,7 +91,7 @@ fn of_owner(error: anyhow::Error, secret: &str) -> anyhow::Error {
 }
 
 /// The patch that adds the users and the hosts; none if all of them are allowed. It fails if another writer is faster.
-fn consent(metadata: &ObjectMeta, users: &[String], hosts: &[String]) -> anyhow::Result<Option<Value>> {
+fn consent_patch(metadata: &ObjectMeta, users: &[String], hosts: &[String]) -> anyhow::Result<Option<Value>> {
     let mut annotations = metadata.annotations.clone().unwrap_or_default();
     let before = annotations.clone();
     for user in users {
@@ -130,7 +135,7 @@ mod tests {
         let metadata =
             ObjectMeta { annotations, resource_version: Some("7".to_owned()), ..ObjectMeta::default() };
         let users: Vec<_> = users.iter().map(ToString::to_string).collect();
-        let patch = consent(&metadata, &users, &[]).map_err(|error| error.to_string())?;
+        let patch = consent_patch(&metadata, &users, &[]).map_err(|error| error.to_string())?;
         if let Some(patch) = &patch {
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
         }
@@ -156,7 +161,7 @@ mod tests {
         let after = |before: &str, hosts: &[&str]| {
             let annotations = Some([(ALLOW_HOSTS.to_owned(), before.to_owned())].into());
             let hosts: Vec<_> = hosts.iter().map(ToString::to_string).collect();
-            let patch = consent(&ObjectMeta { annotations, ..ObjectMeta::default() }, &[], &hosts);
+            let patch = consent_patch(&ObjectMeta { annotations, ..ObjectMeta::default() }, &[], &hosts);
             let value =
                 |patch: Value| patch["metadata"]["annotations"][ALLOW_HOSTS].as_str().unwrap().to_owned();
             patch.map(|patch| patch.map(value)).map_err(|error| error.to_string())

@@ -1,7 +1,7 @@
 //! `kubectl prepull cancel`.
 //!
 //! `spec.cancel` ends a job for good, and its record stays. The plugin of a version before it ended a job by a deadline in the
-//! past, and kept the previous one in an annotation: see [`undo`].
+//! past, and kept the previous one in an annotation: see [`undo_deadline`].
 
 use anyhow::bail;
 use kube::ResourceExt;
@@ -12,15 +12,19 @@ use crate::cluster::Cluster;
 use crate::jobs;
 use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
 /// Annotation of a job that a plugin of a version before `spec.cancel` has ended: its activeDeadlineSeconds before, or nothing.
 const ENDED_BY_DEADLINE: &str = "prepull.kubeedge.io/deadline-before-cancel";
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &OwnJob,
+) -> anyhow::Result<CommandOutcome> {
     let job = cancel(cluster, &args.job).await?;
     print_changed(&job, "cancelled", session.global.output)?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 pub(crate) async fn cancel(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
@@ -47,7 +51,7 @@ pub(crate) fn refuse_cancelled(job: &ImagePrePullJob, what: &str) -> anyhow::Res
 }
 
 /// Adds to a patch what gives a job that was ended by a deadline its own one again.
-pub(crate) fn undo(job: &ImagePrePullJob, patch: &mut Value) {
+pub(crate) fn undo_deadline(job: &ImagePrePullJob, patch: &mut Value) {
     if let Some(before) = job.annotations().get(ENDED_BY_DEADLINE) {
         patch["spec"]["activeDeadlineSeconds"] = before.parse::<i64>().map_or(Value::Null, Value::from);
         patch["metadata"] = json!({"annotations": {ENDED_BY_DEADLINE: null}});
@@ -78,7 +82,7 @@ mod tests {
             let before: String = deadline.map(|seconds: i64| seconds.to_string()).unwrap_or_default();
             job.annotations_mut().insert(ENDED_BY_DEADLINE.to_owned(), before);
             let mut patch = json!({"spec": {"retry": 1}});
-            undo(&job, &mut patch);
+            undo_deadline(&job, &mut patch);
             let annotations = json!({ENDED_BY_DEADLINE: null});
             let expected = json!({"spec": {"retry": 1, "activeDeadlineSeconds": deadline}, "metadata": {"annotations": annotations}});
             assert_eq!(patch, expected);

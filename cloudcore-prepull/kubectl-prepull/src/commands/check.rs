@@ -10,13 +10,13 @@ use anyhow::bail;
 use clap::Args;
 use jiff::Timestamp;
 
-use crate::checklist::{Mark, lines};
+use crate::checklist::{Mark, render_points};
 use crate::cluster::Cluster;
-use crate::output::Output;
+use crate::output::OutputFormat;
 use crate::problem::WrongUsage;
 use crate::screen::{Screen, Tone, wrap};
-use crate::session::{Ended, Session};
-use judge::{Checked, judge};
+use crate::session::{CommandOutcome, Session};
+use judge::{CheckReport, judge_facts};
 
 /// The arguments of `check`.
 #[derive(Debug, Args)]
@@ -33,20 +33,20 @@ Examples:
 Exit status: 0, or 1 if something is wrong (✗).")]
 pub(crate) struct CheckArgs {}
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster) -> anyhow::Result<Ended> {
-    if session.global.output == Some(Output::Name) {
+pub(crate) async fn run(session: &Session, cluster: &Cluster) -> anyhow::Result<CommandOutcome> {
+    if session.global.output == Some(OutputFormat::Name) {
         bail!(WrongUsage("-o name: what is checked has no names; there are json and yaml".to_owned()));
     }
-    let checked = judge(&facts::read(cluster).await?, Timestamp::now());
+    let checked = judge_facts(&facts::read(cluster).await?, Timestamp::now());
     session.print(&checked, [], |_| render(&checked, session.screen))?;
-    Ok(if checked.wrong == 0 { Ended::Done } else { Ended::Failed })
+    Ok(if checked.wrong == 0 { CommandOutcome::Done } else { CommandOutcome::Failed })
 }
 
-fn render(checked: &Checked, screen: Screen) -> String {
+fn render(checked: &CheckReport, screen: Screen) -> String {
     let mut text = Vec::new();
     for section in &checked.sections {
-        text.push(screen.paint.with(Tone::Bold, section.title));
-        text.extend(lines(&section.points, screen, true));
+        text.push(screen.paint.with_tone(Tone::Bold, section.title));
+        text.extend(render_points(&section.points, screen, true));
         text.push(String::new());
     }
     let (sum, tone) = match (checked.wrong, checked.is_open()) {
@@ -56,12 +56,12 @@ fn render(checked: &Checked, screen: Screen) -> String {
         (wrong, _) => (format!("{wrong} things are wrong (✗)."), Tone::Bad),
     };
     text.extend(
-        wrap(&sum, screen.width.unwrap_or(usize::MAX)).iter().map(|line| screen.paint.with(tone, line)),
+        wrap(&sum, screen.width.unwrap_or(usize::MAX)).iter().map(|line| screen.paint.with_tone(tone, line)),
     );
     format!("{}\n", text.join("\n"))
 }
 
-impl Checked {
+impl CheckReport {
     fn is_open(&self) -> bool {
         self.sections.iter().flat_map(|section| &section.points).any(|point| point.mark == Mark::Open)
     }

@@ -20,7 +20,7 @@ use clap::Args;
 use prepull_api::image::Reference;
 
 use crate::problem;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 use registry::ImageRegistry;
 
 /// The arguments of `delta`.
@@ -62,14 +62,14 @@ pub(crate) struct DeltaArgs {
     threads: Option<usize>,
 }
 
-pub(crate) async fn run(session: &Session, args: &DeltaArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(session: &Session, args: &DeltaArgs) -> anyhow::Result<CommandOutcome> {
     let parse = |text: &str| Reference::parse(text).map_err(|error| problem::WrongUsage(error.to_string()));
     let (old, new) = (parse(&args.old)?.normalized(), parse(&args.new)?.normalized());
     let config = credentials::DockerConfig::read(args.docker_config.as_deref())?;
     let client = registry::client(args.registry_config_path.clone());
     let old = ImageRegistry::open(&client, &config, &old).await?;
     let new = ImageRegistry::open(&client, &config, &new).await?;
-    let (olds, news) = (old.images().await?, new.images().await?);
+    let (olds, news) = (old.platform_images().await?, new.platform_images().await?);
     let pairs = pair::find_pairs(&olds, &news, &args.platform)?;
     let scratch = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
     let threads = args.threads.or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
@@ -94,7 +94,7 @@ pub(crate) async fn run(session: &Session, args: &DeltaArgs) -> anyhow::Result<E
         .filter(|report| report.pushed)
         .map(|report| format!("{}@{}", new.name(), report.delta));
     let names: Vec<_> = names.collect();
-    let found = view::Deltas { old: args.old.clone(), new: args.new.clone(), platforms: reports };
+    let found = view::DeltaReport { old: args.old.clone(), new: args.new.clone(), platforms: reports };
     session.print(&found, names, |_| view::render(&found, args.dry_run, session.screen))?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }

@@ -8,12 +8,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use prepull_api::crd::job::ImagePrePullJob;
 
-use crate::amounts::ago;
+use crate::amounts::format_age;
 use crate::cluster::Cluster;
-use crate::events::{Row, read};
+use crate::events::{EventRow, read_events};
 use crate::name::JobName;
 use crate::screen::Screen;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 use crate::table::with_text;
 use crate::{jobs, kruise, problem};
 
@@ -32,24 +32,28 @@ pub(crate) struct EventsArgs {
     job: JobName,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &EventsArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &EventsArgs,
+) -> anyhow::Result<CommandOutcome> {
     let (name, rows) = match &args.job {
         JobName::Own(name) => (name.clone(), of_job_and_nodes(cluster, name).await?),
         JobName::Kruise(name) => {
-            let seen = kruise::look(cluster, name).await?;
+            let seen = kruise::read_job(cluster, name).await?;
             (seen.name().to_string(), kruise::events(cluster, &seen).await?)
         }
     };
     if rows.is_empty() && !session.is_for_programs() {
-        problem::note(&format!("there are no events of job {name} (any more)"));
-        return Ok(Ended::Done);
+        problem::print_note(&format!("there are no events of job {name} (any more)"));
+        return Ok(CommandOutcome::Done);
     }
     let objects: BTreeSet<_> = rows.iter().map(|row| row.object.clone()).collect();
     session.print(&rows, objects, |is_wide| render(&rows, session.screen, is_wide, Timestamp::now()))?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
-async fn of_job_and_nodes(cluster: &Cluster, name: &str) -> anyhow::Result<Vec<Row>> {
+async fn of_job_and_nodes(cluster: &Cluster, name: &str) -> anyhow::Result<Vec<EventRow>> {
     let job = jobs::get(cluster, name).await?;
     let mut nodes = BTreeSet::new();
     let mut pages = std::pin::pin!(jobs::reports(cluster, &job));
@@ -59,21 +63,25 @@ async fn of_job_and_nodes(cluster: &Cluster, name: &str) -> anyhow::Result<Vec<R
     let since = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let mut rows = of_job(cluster, &job).await?;
     if !nodes.is_empty() {
-        let of_nodes = read(cluster, None, "involvedObject.kind=Node").await?;
+        let of_nodes = read_events(cluster, None, "involvedObject.kind=Node").await?;
         let of_job =
             |event: &&Event| event.involved_object.name.as_ref().is_some_and(|name| nodes.contains(name));
-        rows.extend(of_nodes.iter().filter(of_job).map(Row::of).filter(|row| row.time >= since));
+        rows.extend(of_nodes.iter().filter(of_job).map(EventRow::from_event).filter(|row| row.time >= since));
     }
     rows.sort();
     Ok(rows)
 }
 
-pub(crate) async fn of_job(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<Row>> {
+pub(crate) async fn of_job(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<EventRow>> {
     let uid = job.metadata.uid.as_deref().unwrap_or_default();
-    Ok(read(cluster, None, &format!("involvedObject.uid={uid}")).await?.iter().map(Row::of).collect())
+    Ok(read_events(cluster, None, &format!("involvedObject.uid={uid}"))
+        .await?
+        .iter()
+        .map(EventRow::from_event)
+        .collect())
 }
 
-fn render(rows: &[Row], screen: Screen, is_wide: bool, now: Timestamp) -> String {
+fn render(rows: &[EventRow], screen: Screen, is_wide: bool, now: Timestamp) -> String {
     let mut head = vec!["AGO", "TYPE", "REASON", "OBJECT"];
     if is_wide {
         head.push("COUNT");
@@ -81,7 +89,8 @@ fn render(rows: &[Row], screen: Screen, is_wide: bool, now: Timestamp) -> String
     head.push("MESSAGE");
     let mut lines = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     lines.extend(rows.iter().map(|row| {
-        let mut line = vec![ago(row.time, now), row.kind.clone(), row.reason.clone(), row.object.clone()];
+        let mut line =
+            vec![format_age(row.time, now), row.kind.clone(), row.reason.clone(), row.object.clone()];
         if is_wide {
             line.push(row.count.to_string());
         }
@@ -102,13 +111,13 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
 
-    fn row(kind: &str, name: &str, reason: &str, message: &str, ago: i64) -> Row {
+    fn row(kind: &str, name: &str, reason: &str, message: &str, ago: i64) -> EventRow {
         let object = ObjectReference {
             kind: Some(kind.to_owned()),
             name: Some(name.to_owned()),
             ..ObjectReference::default()
         };
-        Row::of(&Event {
+        EventRow::from_event(&Event {
             involved_object: object,
             type_: Some(if reason.starts_with("Node") { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(reason.to_owned()),

@@ -3,17 +3,17 @@
 use clap::Args;
 use futures::TryStreamExt;
 use jiff::Timestamp;
-use prepull_api::crd::status::{ImageStatus, NodePhase, NodeStatus, Tristate};
+use prepull_api::crd::status::{JobImageStatus, NodePhase, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
 
-use crate::amounts::ago;
+use crate::amounts::format_age;
 use crate::cluster::Cluster;
 use crate::name::JobName;
-use crate::output::Output;
+use crate::output::OutputFormat;
 use crate::progress::tally::reason_of;
-use crate::screen::{Screen, tame};
-use crate::session::{Ended, Session};
+use crate::screen::{Screen, sanitize_line};
+use crate::session::{CommandOutcome, Session};
 use crate::table::with_text;
 use crate::{jobs, kruise, problem};
 
@@ -38,7 +38,7 @@ pub(crate) struct FailuresArgs {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Failure {
+struct NodeFailure {
     node: String,
     code: FailureCode,
     phase: NodePhase,
@@ -53,7 +53,11 @@ struct Failure {
     tries: u32,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FailuresArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &FailuresArgs,
+) -> anyhow::Result<CommandOutcome> {
     let (name, mut failures) = match &args.job {
         JobName::Own(name) => {
             let job = jobs::get(cluster, name).await?;
@@ -65,34 +69,34 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FailuresArg
             (name.clone(), failures)
         }
         JobName::Kruise(name) => {
-            let seen = kruise::look(cluster, name).await?;
+            let seen = kruise::read_job(cluster, name).await?;
             let nodes = seen.jobs.iter().flat_map(|(_, nodes)| failures_of(nodes));
             (name.to_string(), nodes.collect())
         }
     };
     if let Some(reason) = &args.reason {
-        failures.retain(|failure| failure.has(reason));
+        failures.retain(|failure| failure.matches_reason(reason));
     }
     failures.sort_by(|one, other| (one.code, &one.node).cmp(&(other.code, &other.node)));
     let output = session.global.output;
-    if failures.is_empty() && matches!(output, None | Some(Output::Wide)) {
+    if failures.is_empty() && matches!(output, None | Some(OutputFormat::Wide)) {
         let such = if args.reason.is_some() { " for this reason" } else { "" };
-        problem::note(&format!("no node of job {name} has failed{such}"));
-        return Ok(Ended::Done);
+        problem::print_note(&format!("no node of job {name} has failed{such}"));
+        return Ok(CommandOutcome::Done);
     }
     let names = failures.iter().map(|failure| format!("node/{}", failure.node));
     session.print(&failures, names, |wide| render(&failures, session.screen, wide, Timestamp::now()))?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn failures_of(nodes: &[NodeStatus]) -> impl Iterator<Item = Failure> {
+fn failures_of(nodes: &[NodeStatus]) -> impl Iterator<Item = NodeFailure> {
     let has_failed = |node: &&NodeStatus| matches!(node.phase, NodePhase::Failure | NodePhase::Unknown);
-    nodes.iter().filter(has_failed).map(Failure::of)
+    nodes.iter().filter(has_failed).map(NodeFailure::from_status)
 }
 
-impl Failure {
-    fn of(node: &NodeStatus) -> Self {
-        let is_missing = |image: &&ImageStatus| image.status == Tristate::False;
+impl NodeFailure {
+    fn from_status(node: &NodeStatus) -> Self {
+        let is_missing = |image: &&JobImageStatus| image.status == Tristate::False;
         let image = node.image_status.iter().find(is_missing);
         Self {
             node: node.node_name.clone(),
@@ -104,19 +108,19 @@ impl Failure {
             image: image.map(|image| {
                 // What was asked for: after the overriders.
                 let pulled = Some(&image.pulled_image).filter(|pulled| !pulled.is_empty());
-                tame(pulled.unwrap_or(&image.image))
+                sanitize_line(pulled.unwrap_or(&image.image))
             }),
             tries: image.map_or(0, |image| image.attempts),
         }
     }
 
-    fn has(&self, reason: &str) -> bool {
+    fn matches_reason(&self, reason: &str) -> bool {
         self.code.as_str().eq_ignore_ascii_case(reason)
             || self.reason.to_lowercase().contains(&reason.to_lowercase())
     }
 }
 
-fn render(failures: &[Failure], screen: Screen, is_wide: bool, now: Timestamp) -> String {
+fn render(failures: &[NodeFailure], screen: Screen, is_wide: bool, now: Timestamp) -> String {
     let mut head = vec!["NODE", "CODE", "SINCE", "ATTEMPT"];
     if is_wide {
         head.extend(["IMAGE", "TRIES"]);
@@ -124,7 +128,7 @@ fn render(failures: &[Failure], screen: Screen, is_wide: bool, now: Timestamp) -
     head.push("REASON");
     let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(failures.iter().map(|failure| {
-        let since = ago(failure.since, now);
+        let since = format_age(failure.since, now);
         let mut row =
             vec![failure.node.clone(), failure.code.to_string(), since, failure.attempt.to_string()];
         if is_wide {
@@ -148,13 +152,13 @@ mod tests {
     const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
 
     fn node(name: &str, phase: NodePhase, code: FailureCode, reason: &str, ago: i64) -> NodeStatus {
-        let image = ImageStatus {
+        let image = JobImageStatus {
             image: "shop/web:v2".to_owned(),
             pulled_image: "harbor.example/shop/web:v2".to_owned(),
             status: Tristate::False,
             reason: reason.to_owned(),
             attempts: 4,
-            ..ImageStatus::default()
+            ..JobImageStatus::default()
         };
         NodeStatus {
             node_name: name.to_owned(),
@@ -173,7 +177,7 @@ mod tests {
         }
     }
 
-    fn failures() -> Vec<Failure> {
+    fn failures() -> Vec<NodeFailure> {
         let refused = "harbor.example/shop/web:v2: cannot connect to harbor.example:443: connection refused";
         let nodes = vec![
             node("edge-1", NodePhase::Failure, FailureCode::Unreachable, refused, 300),
@@ -201,7 +205,7 @@ mod tests {
 
     #[test]
     fn filters_by_code_or_part_of_reason() {
-        let of = |reason: &str| failures().iter().filter(|failure| failure.has(reason)).count();
+        let of = |reason: &str| failures().iter().filter(|failure| failure.matches_reason(reason)).count();
         assert_eq!((of("noresult"), of("Connection Refused"), of("NoSpace")), (1, 1, 0));
     }
 }

@@ -14,15 +14,15 @@ use prepull_api::selector::Selector;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-use crate::amounts::{count, listed};
+use crate::amounts::{format_count, format_names};
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, name_base};
+use crate::order::{ChosenNodes, CourseArgs, JobOrder, edge_selector, name_base};
 use crate::pages::pages;
 use crate::problem::{self, WrongUsage};
-use crate::session::{Ended, GlobalArgs, Session};
-use crate::start::{Wait, WaitArgs, start};
-use crate::workload::choice::{Choice, described};
-use crate::workload::{self, Workload, documents, each_once, workloads};
+use crate::session::{CommandOutcome, GlobalArgs, Session};
+use crate::start::{Wait, WaitArgs, make_and_follow};
+use crate::workload::choice::{PodPlacement, describe_taint};
+use crate::workload::{self, Workload, each_once, find_workloads, parse_documents};
 
 /// Nodes per page. A node may have 20 KiB.
 const NODES_OF_A_PAGE: u32 = 250;
@@ -68,49 +68,54 @@ pub(crate) struct FromArgs {
     wait: WaitArgs,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &FromArgs,
+) -> anyhow::Result<CommandOutcome> {
     if args.apply_then && args.wait.wait == Wait::No {
         bail!(WrongUsage("--apply-then waits for the job: it does not go with --wait=0".to_owned()));
     }
-    let text = args.filename.as_deref().map(read).transpose()?;
+    let text = args.filename.as_deref().map(read_input).transpose()?;
     let (source, objects) = match (&text, &args.workload) {
         (Some(text), _) => {
             let file = args.filename.as_deref().unwrap_or_default();
-            (format!("-f {file}"), documents(text).with_context(|| format!("-f {file}"))?)
+            (format!("-f {file}"), parse_documents(text).with_context(|| format!("-f {file}"))?)
         }
         (None, workload) => {
             let workload = workload.as_deref().unwrap_or_default();
             (workload.to_owned(), vec![get(cluster, workload).await?])
         }
     };
-    let workloads = workloads(&objects).with_context(|| source.clone())?;
+    let workloads = find_workloads(&objects).with_context(|| source.clone())?;
     let Some(first) = workloads.first() else { bail!("{source}: there is nothing with pods in it") };
     let of_all =
         |of: fn(&Workload) -> &Vec<String>| each_once(workloads.iter().flat_map(of).map(String::as_str));
     let (images, always) = (of_all(|workload| &workload.images), of_all(|workload| &workload.always));
     if !always.is_empty() {
-        problem::note(&note_on(&always));
+        problem::print_note(&note_on(&always));
     }
     // A workload has an image.
     let first_image = images.first().cloned().unwrap_or_default();
     // Jobs have no namespace, and the same workload may be in several.
     let of_namespace =
         format!("{}-{}", first.namespace.as_deref().unwrap_or_else(|| cluster.namespace()), first.name);
-    let mut order = Order { images, always: Some(always), selector: edge_selector(), ..Order::default() };
+    let mut order =
+        JobOrder { images, always: Some(always), selector: edge_selector(), ..JobOrder::default() };
     choose_nodes(cluster, args, &workloads, &mut order).await?;
-    let mut order = order.named(args.name.as_ref(), &name_base(Some(&of_namespace), &first_image));
+    let mut order = order.with_name(args.name.as_ref(), &name_base(Some(&of_namespace), &first_image));
     if args.course.secret.is_none() && args.course.registry_secret.is_empty() {
         take_secrets(cluster, &objects, &workloads, &mut order).await?;
     }
     let order = order.with_course(&args.course, cluster.namespace());
-    let ended = start(session, cluster, &order, &args.wait).await?;
+    let ended = make_and_follow(session, cluster, &order, &args.wait).await?;
     match text {
-        Some(text) if args.apply_then && ended == Ended::Done => {
-            let status = apply(&session.global, &text).await?;
-            Ok(if status.success() { Ended::Done } else { Ended::Failed })
+        Some(text) if args.apply_then && ended == CommandOutcome::Done => {
+            let status = kubectl_apply(&session.global, &text).await?;
+            Ok(if status.success() { CommandOutcome::Done } else { CommandOutcome::Failed })
         }
         _ if args.apply_then => {
-            problem::note(&format!("{source} is not applied: the images are not on the nodes"));
+            problem::print_note(&format!("{source} is not applied: the images are not on the nodes"));
             Ok(ended)
         }
         _ => Ok(ended),
@@ -119,14 +124,14 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &FromArgs) -
 
 /// What pulling ahead doesn't change for images that pods pull Always.
 fn note_on(always: &[String]) -> String {
-    let images = listed(&always[..always.len().min(EXAMPLES)], always.len() as u64);
+    let images = format_names(&always[..always.len().min(EXAMPLES)], always.len() as u64);
     format!(
         "pods ask the registry at each start for {images} (imagePullPolicy Always), and don't start while it is away: set \
          IfNotPresent and a tag that doesn't move, or a digest, where they must start offline"
     )
 }
 
-fn read(file: &str) -> anyhow::Result<String> {
+fn read_input(file: &str) -> anyhow::Result<String> {
     if file == "-" {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).context("-f -: standard input cannot be read")?;
@@ -171,7 +176,8 @@ async fn get(cluster: &Cluster, workload: &str) -> anyhow::Result<Value> {
         let read = api.get(name).await;
         read.with_context(|| format!("{workload} in namespace {namespace} cannot be read"))
     };
-    let is_missing = |error: &anyhow::Error| problem::answer(error).is_some_and(|answer| answer.code == 404);
+    let is_missing =
+        |error: &anyhow::Error| problem::server_answer(error).is_some_and(|answer| answer.code == 404);
     let mut found = read(kind.clone()).await;
     // Before Kubernetes 1.21.
     if kind.kind == "CronJob" && found.as_ref().is_err_and(is_missing) {
@@ -198,7 +204,7 @@ async fn choose_nodes(
     cluster: &Cluster,
     args: &FromArgs,
     workloads: &[Workload],
-    order: &mut Order,
+    order: &mut JobOrder,
 ) -> anyhow::Result<()> {
     if !args.on.nodes.is_empty() {
         order.nodes.clone_from(&args.on.nodes);
@@ -226,22 +232,22 @@ async fn choose_nodes(
         return Ok(());
     }
     order.selector = choice.selector.clone();
-    let (kept, left_out) = by_taints(cluster, choice, &order.edges()?).await?;
+    let (kept, left_out) = by_taints(cluster, choice, &order.node_selector()?).await?;
     if left_out.is_empty() {
         return Ok(());
     }
     let title = &workloads[0].title;
     let examples: Vec<_> =
         left_out.iter().take(EXAMPLES).map(|(node, taint)| format!("{node} ({taint})")).collect();
-    let examples = listed(&examples, left_out.len() as u64);
+    let examples = format_names(&examples, left_out.len() as u64);
     if kept.is_empty() {
         bail!("{title} tolerates the taints of no edge node that it selects: {examples}");
     }
     // A selector knows no taints.
     order.nodes = kept;
-    problem::note(&format!(
+    problem::print_note(&format!(
         "left out, since {title} does not tolerate their taints: {}: {examples}",
-        count(left_out.len() as u64, "node")
+        format_count(left_out.len() as u64, "node")
     ));
     Ok(())
 }
@@ -249,7 +255,7 @@ async fn choose_nodes(
 /// The edge nodes of the selector, and those of them with a taint that keeps the pods away.
 async fn by_taints(
     cluster: &Cluster,
-    choice: &Choice,
+    choice: &PodPlacement,
     selector: &Selector,
 ) -> anyhow::Result<(Vec<String>, Vec<(String, String)>)> {
     let api = Api::<Node>::all(cluster.client());
@@ -261,7 +267,7 @@ async fn by_taints(
         for node in nodes {
             let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
             match choice.kept_away_by(&taints) {
-                Some(taint) => left_out.push((node.name_any(), described(taint))),
+                Some(taint) => left_out.push((node.name_any(), describe_taint(taint))),
                 None => kept.push(node.name_any()),
             }
         }
@@ -273,7 +279,7 @@ async fn take_secrets(
     cluster: &Cluster,
     objects: &[Value],
     workloads: &[Workload],
-    order: &mut Order,
+    order: &mut JobOrder,
 ) -> anyhow::Result<()> {
     let mut secrets: Vec<String> = Vec::new();
     for workload in workloads {
@@ -293,7 +299,7 @@ async fn take_secrets(
             }
         }
     }
-    let logins = workload::logins(&order.images, &secrets).map_err(|registries| {
+    let logins = workload::assign_logins(&order.images, &secrets).map_err(|registries| {
         anyhow!(WrongUsage(format!(
             "there are several pull secrets ({}), and which registry each is for stands in them, where it is not looked for: \
              give --registry-secret REGISTRY=NAMESPACE/NAME for those of {registries} that need one",
@@ -301,7 +307,7 @@ async fn take_secrets(
         )))
     })?;
     if let Some(registry) = &logins.without {
-        problem::note(&format!(
+        problem::print_note(&format!(
             "images of {registry} are pulled without a secret; --registry-secret {registry}=NAMESPACE/NAME gives them one"
         ));
     }
@@ -320,7 +326,7 @@ async fn secrets_of(cluster: &Cluster, namespace: &str, account: &str) -> anyhow
 }
 
 /// Applies what was read, as the person would: by kubectl, with the same cluster and the same namespace.
-async fn apply(global: &GlobalArgs, text: &str) -> anyhow::Result<ExitStatus> {
+async fn kubectl_apply(global: &GlobalArgs, text: &str) -> anyhow::Result<ExitStatus> {
     let GlobalArgs { namespace, context, kubeconfig, request_timeout, .. } = global;
     let mut command = tokio::process::Command::new("kubectl");
     if let Some(file) = kubeconfig {

@@ -10,17 +10,17 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 use prepull_api::crd::status::Summary;
-use prepull_program::table::align;
+use prepull_program::table::align_columns;
 use serde::Serialize;
 
-use crate::amounts::ago;
+use crate::amounts::format_age;
 use crate::cluster::Cluster;
 use crate::pages::pages;
 use crate::progress::render::phase_of;
 use crate::progress::tally::Tally;
-use crate::progress::view::View;
-use crate::screen::{Screen, Tone, cut};
-use crate::session::{Ended, Session};
+use crate::progress::view::JobView;
+use crate::screen::{Screen, Tone, truncate_text};
+use crate::session::{CommandOutcome, Session};
 use crate::table::GAP;
 use crate::{jobs, kruise, problem};
 
@@ -66,7 +66,7 @@ struct ListedJob {
 }
 
 impl ListedJob {
-    fn new(view: View, object: &impl ResourceExt) -> Self {
+    fn new(view: JobView, object: &impl ResourceExt) -> Self {
         let (phase, tone) = phase_of(&view);
         Self {
             phase: phase.to_owned(),
@@ -83,26 +83,32 @@ impl ListedJob {
     }
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &ListArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &ListArgs,
+) -> anyhow::Result<CommandOutcome> {
     let now = Timestamp::now();
     let mut rows = Vec::new();
     let mut own = pin!(pages(jobs::api(cluster), ListParams::default().limit(JOBS_OF_A_PAGE)));
     while let Some(page) = own.try_next().await.context("the jobs cannot be read")? {
-        rows.extend(page.iter().map(|job| ListedJob::new(View::new(job, &Tally::default(), None, now), job)));
+        rows.extend(
+            page.iter().map(|job| ListedJob::new(JobView::new(job, &Tally::default(), None, now), job)),
+        );
     }
     match of_kruise(cluster, args.all_namespaces, now).await {
         Ok(others) => rows.extend(others),
         // Few clusters have OpenKruise's API.
-        Err(error) if problem::answer(&error).is_some_and(problem::is_unserved) => {}
+        Err(error) if problem::server_answer(&error).is_some_and(problem::is_unserved) => {}
         Err(error) => {
-            let why = problem::text(&problem::explain(error, cluster.place()));
-            problem::note(&format!("OpenKruise's jobs are left out: {why}"));
+            let why = problem::error_text(&problem::explain(error, cluster.place()));
+            problem::print_note(&format!("OpenKruise's jobs are left out: {why}"));
         }
     }
     sort(&mut rows);
     let names: Vec<_> = rows.iter().map(|row| row.full_name.clone()).collect();
     session.print(&rows, names, |wide| render(&rows, session.screen, wide, now))?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// What runs comes first, and of equals the newest.
@@ -155,7 +161,7 @@ fn render(rows: &[ListedJob], screen: Screen, is_wide: bool, now: Timestamp) -> 
         }
         cells.push(row.phase.clone());
         cells.push(format!("{} of {}", nodes.successful, nodes.desired));
-        cells.extend([nodes.failure.to_string(), ago(row.created, now)]);
+        cells.extend([nodes.failure.to_string(), format_age(row.created, now)]);
         if is_wide {
             let more = [nodes.skipped, nodes.pending, nodes.in_progress, nodes.unknown];
             cells.extend(more.map(|number| number.to_string()));
@@ -164,11 +170,13 @@ fn render(rows: &[ListedJob], screen: Screen, is_wide: bool, now: Timestamp) -> 
         cells
     }));
     let tones = std::iter::once(Tone::Bold).chain(rows.iter().map(|row| row.tone));
-    let aligned = align(&table, GAP);
+    let aligned = align_columns(&table, GAP);
     let lines = aligned.lines().zip(tones).map(|(line, tone)| {
-        let line =
-            screen.width.filter(|_| !is_wide).map_or_else(|| line.to_owned(), |width| cut(line, width));
-        if tone == Tone::Good { line } else { screen.paint.with(tone, line.trim_end()) }
+        let line = screen
+            .width
+            .filter(|_| !is_wide)
+            .map_or_else(|| line.to_owned(), |width| truncate_text(line, width));
+        if tone == Tone::Good { line } else { screen.paint.with_tone(tone, line.trim_end()) }
     });
     format!("{}\n", lines.collect::<Vec<_>>().join("\n"))
 }
@@ -188,7 +196,7 @@ mod tests {
         let is_over = matches!(phase, JobPhase::Completed | JobPhase::Failure);
         let nodes = Summary { desired: 2_000, successful, failure, skipped: 3, ..Summary::default() };
         let reason = if failure > 0 { "1200 of 2000 nodes failed".to_owned() } else { String::new() };
-        let view = View { job: name.to_owned(), phase, is_over, nodes, reason, ..View::default() };
+        let view = JobView { job: name.to_owned(), phase, is_over, nodes, reason, ..JobView::default() };
         let mut object = ImagePullJob::default();
         object.metadata.creation_timestamp = Some(Time(NOW - SignedDuration::from_secs(ago)));
         ListedJob::new(view, &object)

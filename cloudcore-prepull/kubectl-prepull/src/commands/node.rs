@@ -1,12 +1,12 @@
 //! `kubectl prepull node revoke` and `allow`.
 
 use clap::{Args, Subcommand};
-use prepull_admission::commands::node::{AllowArgs, RevokeArgs, allow, revoke};
+use prepull_admission::commands::node::{AllowNodeArgs, RevokeNodeArgs, allow, revoke};
 use serde_json::json;
 
 use super::tokens::{explain, installation};
 use crate::cluster::Cluster;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
 const ROLE: &str = "An administrator of the cluster can grant it: the role prepull-node-admin in manifests/kubectl-prepull/rbac.yaml";
 
@@ -31,15 +31,19 @@ enum NodeCommand {
     /// The same machine, or a new one in its place, is let in again by a join with a token that is made afterwards
     /// (`tokens create --node NAME`). The certificates of before stay refused.
     #[command(after_help = "Example:\n  kubectl prepull node revoke edge-7")]
-    Revoke(RevokeArgs),
+    Revoke(RevokeNodeArgs),
     /// Take a revocation back, after a false alarm: every certificate that has not expired is good again.
     ///
     /// It is refused after the node has joined again: then the revocation keeps out nothing but the keys of before.
     #[command(after_help = "Example:\n  kubectl prepull node allow edge-7")]
-    Allow(AllowArgs),
+    Allow(AllowNodeArgs),
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: NodeArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: NodeArgs,
+) -> anyhow::Result<CommandOutcome> {
     let at = installation(cluster);
     let (node, revoked, done) = match args.command {
         NodeCommand::Revoke(args) => (args.node.clone(), true, revoke(args, &at).await),
@@ -48,5 +52,5 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: NodeArgs) ->
     let said = done.map_err(|error| explain(error, ROLE))?;
     let object = json!({"node": node, "revoked": revoked, "message": said});
     session.print(&object, [format!("node/{node}")], |_| format!("{said}\n"))?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }

@@ -8,14 +8,14 @@ use anyhow::{bail, ensure};
 use clap::{Args, ValueEnum};
 use futures::TryStreamExt;
 use jiff::Timestamp;
-use prepull_api::edges::{Edge, EdgeList, EdgeQuery, MAX_NAMES};
+use prepull_api::edges::{EdgeList, EdgeQuery, ListedEdge, MAX_NAMES};
 use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 
 use crate::cluster::Cluster;
 use crate::edges::pages;
 use crate::problem::WrongUsage;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 use crate::version;
 use table::Table;
 
@@ -82,7 +82,7 @@ impl NodesArgs {
 }
 
 /// Fails for names that no edge has.
-fn refuse_unknown(asked: &[String], found: &[Edge]) -> anyhow::Result<()> {
+fn refuse_unknown(asked: &[String], found: &[ListedEdge]) -> anyhow::Result<()> {
     let is_there = |name: &&str| found.iter().any(|edge| edge.name.as_str() == *name);
     let unknown: Vec<_> = asked.iter().map(String::as_str).filter(|name| !is_there(name)).collect();
     if let Some(verb) = unknown.first().filter(|name| VERBS.contains(name)) {
@@ -96,26 +96,30 @@ fn refuse_unknown(asked: &[String], found: &[Edge]) -> anyhow::Result<()> {
 /// The commands of `node`, which are easily taken for those of `nodes`.
 const VERBS: [&str; 2] = ["revoke", "allow"];
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &NodesArgs,
+) -> anyhow::Result<CommandOutcome> {
     if !args.nodes.is_empty() {
         let named = EdgeQuery { names: args.query()?.names, ..EdgeQuery::default() };
         // As many names as can be asked for fit on one page.
         let found = pin!(pages(cluster, named)).try_next().await?;
         refuse_unknown(&args.nodes, &found.map(|page| page.items).unwrap_or_default())?;
     }
-    let Some(mut all) = all(cluster, args).await? else { return Ok(Ended::Done) };
-    arrange(&mut all, args.outdated, args.sort);
+    let Some(mut all) = read_all_pages(cluster, args).await? else { return Ok(CommandOutcome::Done) };
+    filter_and_sort(&mut all, args.outdated, args.sort);
     let names: Vec<_> = all.items.iter().map(|edge| format!("node/{}", edge.name)).collect();
     session.print(&all, names, |is_wide| {
         let mut table = Table::new(Timestamp::now());
         table.add(&all);
         table.render(session.screen, is_wide)
     })?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// All pages as one list. An edge has less than a kilobyte.
-async fn all(cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Option<EdgeList>> {
+async fn read_all_pages(cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Option<EdgeList>> {
     let mut pages = pin!(pages(cluster, args.query()?));
     let Some(mut all) = pages.try_next().await? else { return Ok(None) };
     while let Some(page) = pages.try_next().await? {
@@ -127,13 +131,13 @@ async fn all(cluster: &Cluster, args: &NodesArgs) -> anyhow::Result<Option<EdgeL
 }
 
 /// Leaves out what isn't wanted, and puts the rest in order.
-fn arrange(list: &mut EdgeList, outdated: bool, order: Option<EdgeOrder>) {
+fn filter_and_sort(list: &mut EdgeList, outdated: bool, order: Option<EdgeOrder>) {
     if outdated {
         // An older leader doesn't say its version.
         let leader = list.version.as_deref().unwrap_or(env!("CARGO_PKG_VERSION"));
         let wanted = version::parse(leader);
         // A version of another kind, such as of a build of one's own, is not judged.
-        let is_old = |edge: &Edge| match edge.version.as_deref() {
+        let is_old = |edge: &ListedEdge| match edge.version.as_deref() {
             None => true,
             Some(theirs) => version::parse(theirs).is_some_and(|theirs| Some(theirs) < wanted),
         };
@@ -143,7 +147,7 @@ fn arrange(list: &mut EdgeList, outdated: bool, order: Option<EdgeOrder>) {
     match order {
         None => {}
         Some(EdgeOrder::Disk) => {
-            let free = |edge: &Edge| edge.disk.as_ref().map_or(u64::MAX, |disk| disk.available);
+            let free = |edge: &ListedEdge| edge.disk.as_ref().map_or(u64::MAX, |disk| disk.available);
             list.items.sort_by_key(free);
         }
         Some(EdgeOrder::Version) => {

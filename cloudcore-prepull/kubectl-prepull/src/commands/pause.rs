@@ -10,17 +10,21 @@ use crate::cluster::Cluster;
 use crate::jobs;
 use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &OwnJob,
+) -> anyhow::Result<CommandOutcome> {
     let job = jobs::get(cluster, &args.job).await?;
     if !wants_pause(&job)? {
         print_changed(&job, "is paused already", session.global.output)?;
-        return Ok(Ended::Done);
+        return Ok(CommandOutcome::Done);
     }
     let job = pause(cluster, &args.job).await?;
     print_changed(&job, "paused: its downloads stop within seconds", session.global.output)?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 pub(crate) async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use prepull_plan::{ConsentArgs, Request, SecretSource, SiteArgs, SizeArgs, list_nodes, read_job};
+use prepull_plan::{ConsentArgs, PlanRequest, SecretSource, SiteArgs, SizeArgs, list_nodes, read_job};
 
 use crate::cluster::Cluster;
 use crate::jobs;
 use crate::problem;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
 /// The arguments of `plan`.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ Examples:
   kubectl prepull plan spring-release -o json | jq -r '.skipped[].name'
 
 Exit status: 0; 1 if the job would be refused, or if an image has no credentials in secrets that you may read.")]
-pub(crate) struct PlanArgs {
+pub(crate) struct PlanCommandArgs {
     /// A job of the cluster.
     #[arg(value_name = "JOB", required_unless_present = "filename")]
     job: Option<String>,
@@ -41,7 +41,11 @@ pub(crate) struct PlanArgs {
     sites: SiteArgs,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &PlanArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &PlanCommandArgs,
+) -> anyhow::Result<CommandOutcome> {
     let job = match (&args.filename, &args.job) {
         (Some(file), _) if file == Path::new("-") => read_job(Path::new("/dev/stdin"))?,
         (Some(file), _) => read_job(file)?,
@@ -49,14 +53,14 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &PlanArgs) -
     };
     let client = cluster.client();
     let source = args.secrets.as_deref().map_or(SecretSource::Person(&client), SecretSource::File);
-    let request = Request { job: &job, consent: args.consent, sizes: &args.sizes, sites: &args.sites };
+    let request = PlanRequest { job: &job, consent: args.consent, sizes: &args.sizes, sites: &args.sites };
     let report = request.plan(list_nodes(&client).await?, source).await?;
-    session.print(&report, report.nodes().map(|node| format!("node/{node}")), |_| report.to_table())?;
-    Ok(match report.check() {
-        Ok(()) => Ended::Done,
+    session.print(&report, report.node_names().map(|node| format!("node/{node}")), |_| report.to_table())?;
+    Ok(match report.check_credentials() {
+        Ok(()) => CommandOutcome::Done,
         Err(error) => {
-            problem::note(&error.to_string());
-            Ended::Failed
+            problem::print_note(&error.to_string());
+            CommandOutcome::Failed
         }
     })
 }

@@ -12,15 +12,15 @@ use futures::TryStreamExt;
 use jiff::Timestamp;
 use kube::api::ListParams;
 use prepull_api::edges::sites::{SiteList, SiteQuery};
-use prepull_api::edges::{Edge, EdgeQuery};
+use prepull_api::edges::{EdgeQuery, ListedEdge};
 use prepull_api::task::NodeName;
 use serde::Serialize;
 
 use crate::amounts::seconds_between;
 use crate::cluster::Cluster;
-use crate::edges::{pages, sites};
+use crate::edges::{pages, read_sites};
 use crate::jobs;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 use table::render;
 
 /// Jobs of one page, without spec and status.
@@ -76,7 +76,11 @@ struct NodeRate {
     age_seconds: u64,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RatesArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &RatesArgs,
+) -> anyhow::Result<CommandOutcome> {
     let (mut edges, mut is_known) = (Vec::new(), args.site.is_none());
     let query = EdgeQuery { connected: Some(true), ..EdgeQuery::default() };
     let mut pages = pin!(pages(cluster, query));
@@ -84,15 +88,16 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RatesArgs) 
         is_known |= page.items.iter().any(|edge| edge.site == args.site);
         edges.extend(page.items.into_iter().filter(|edge| !edge.downloads.is_empty()));
     }
-    let sites = sites(cluster, &SiteQuery::default()).await?;
+    let sites = read_sites(cluster, &SiteQuery::default()).await?;
     is_known |= sites.items.iter().any(|site| Some(&site.name) == args.site.as_ref());
     if let (false, Some(site)) = (is_known, &args.site) {
         bail!("no connected edge is in site {site}: `kubectl prepull nodes -o wide` has the site of each");
     }
-    let rates = view(&edges, &sites, &jobs_by_uid(cluster).await?, args.site.as_deref(), Timestamp::now());
+    let rates =
+        summarize_rates(&edges, &sites, &jobs_by_uid(cluster).await?, args.site.as_deref(), Timestamp::now());
     let names = rates.nodes.iter().map(|rate| format!("node/{}", rate.node));
     session.print(&rates, names, |is_wide| render(&rates, session.screen, is_wide))?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 async fn jobs_by_uid(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, String>> {
@@ -108,8 +113,8 @@ async fn jobs_by_uid(cluster: &Cluster) -> anyhow::Result<BTreeMap<String, Strin
 }
 
 /// `site`: only this one.
-fn view(
-    edges: &[Edge],
+fn summarize_rates(
+    edges: &[ListedEdge],
     list: &SiteList,
     jobs: &BTreeMap<String, String>,
     site: Option<&str>,

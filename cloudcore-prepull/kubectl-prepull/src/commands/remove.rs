@@ -9,9 +9,9 @@ use prepull_api::image::Reference;
 
 use super::run::parse_image;
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, Order, PaceArgs, edge_selector, name_base};
-use crate::session::{Ended, Session};
-use crate::start::{WaitArgs, start};
+use crate::order::{ChosenNodes, JobOrder, PaceArgs, edge_selector, name_base};
+use crate::session::{CommandOutcome, Session};
+use crate::start::{WaitArgs, make_and_follow};
 
 /// The arguments of `remove`.
 #[derive(Debug, Args)]
@@ -56,12 +56,16 @@ pub(crate) struct RemoveArgs {
     wait: WaitArgs,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RemoveArgs) -> anyhow::Result<Ended> {
-    let order = order(args)?;
-    start(session, cluster, &order, &args.wait).await
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &RemoveArgs,
+) -> anyhow::Result<CommandOutcome> {
+    let order = removal_order(args)?;
+    make_and_follow(session, cluster, &order, &args.wait).await
 }
 
-fn order(args: &RemoveArgs) -> anyhow::Result<Order> {
+fn removal_order(args: &RemoveArgs) -> anyhow::Result<JobOrder> {
     let RemoveArgs { names, older_than, keep_last, preview, name, on, pace, wait: _ } = args;
     let has_rule = older_than.is_some() || keep_last.is_some();
     let is_repository = |name: &&String| {
@@ -79,13 +83,13 @@ fn order(args: &RemoveArgs) -> anyhow::Result<Order> {
     // There is one: clap demands it.
     let first = names.first().context("no image is named")?;
     let end = if *preview { "-preview" } else { "" };
-    let order = Order {
+    let order = JobOrder {
         nodes: on.nodes.clone(),
         selector: on.selector()?.unwrap_or_else(edge_selector),
         removal: Some(removal),
-        ..Order::default()
+        ..JobOrder::default()
     }
-    .named(name.as_ref(), &format!("remove-{}{end}", name_base(None, first)))
+    .with_name(name.as_ref(), &format!("remove-{}{end}", name_base(None, first)))
     .with_pace(pace);
     Ok(if *preview { order } else { order.in_waves() })
 }
@@ -99,15 +103,15 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use crate::order::CAREFUL_WAVES;
-    use crate::start::check;
+    use crate::start::check_job;
 
     fn job(line: &str) -> ImagePrePullJob {
         let words = format!("kubectl-prepull remove {line}");
         let Command::Remove(args) = Cli::try_parse_from(words.split(' ')).unwrap().command else {
             panic!("{line}")
         };
-        let job = order(&args).unwrap().job(45);
-        check(&job).unwrap();
+        let job = removal_order(&args).unwrap().to_job(45);
+        check_job(&job).unwrap();
         job
     }
 

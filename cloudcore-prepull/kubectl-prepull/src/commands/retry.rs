@@ -10,12 +10,16 @@ use crate::cluster::Cluster;
 use crate::jobs;
 use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &OwnJob,
+) -> anyhow::Result<CommandOutcome> {
     let job = retry(cluster, &args.job).await?;
     print_changed(&job, &format!("is tried again, round {}", job.spec.retry), session.global.output)?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 pub(crate) async fn retry(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
@@ -49,7 +53,7 @@ fn another_round(job: &ImagePrePullJob) -> anyhow::Result<Value> {
         );
     }
     let mut patch = json!({"spec": {"retry": job.spec.retry + 1}});
-    cancel::undo(job, &mut patch);
+    cancel::undo_deadline(job, &mut patch);
     Ok(patch)
 }
 

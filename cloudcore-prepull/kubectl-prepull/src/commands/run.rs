@@ -5,9 +5,9 @@ use clap::Args;
 use prepull_api::image::Reference;
 
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, name_base};
-use crate::session::{Ended, Session};
-use crate::start::{WaitArgs, start};
+use crate::order::{ChosenNodes, CourseArgs, JobOrder, edge_selector, name_base};
+use crate::session::{CommandOutcome, Session};
+use crate::start::{WaitArgs, make_and_follow};
 
 /// The arguments of `run`.
 #[derive(Debug, Args)]
@@ -61,21 +61,25 @@ fn is_value(text: &str) -> bool {
     (is_number && is_unit) || humantime::parse_duration(text).is_ok()
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &RunArgs) -> anyhow::Result<Ended> {
-    let order = order(args, cluster.namespace())?;
-    start(session, cluster, &order, &args.wait).await
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &RunArgs,
+) -> anyhow::Result<CommandOutcome> {
+    let order = pull_order(args, cluster.namespace())?;
+    make_and_follow(session, cluster, &order, &args.wait).await
 }
 
-fn order(args: &RunArgs, namespace: &str) -> anyhow::Result<Order> {
+fn pull_order(args: &RunArgs, namespace: &str) -> anyhow::Result<JobOrder> {
     // There is one: clap demands it.
     let first = args.images.first().context("no image is named")?;
-    Ok(Order {
+    Ok(JobOrder {
         images: args.images.clone(),
         nodes: args.on.nodes.clone(),
         selector: args.on.selector()?.unwrap_or_else(edge_selector),
-        ..Order::default()
+        ..JobOrder::default()
     }
-    .named(args.name.as_ref(), &name_base(None, first))
+    .with_name(args.name.as_ref(), &name_base(None, first))
     .with_course(&args.course, namespace))
 }
 
@@ -94,7 +98,7 @@ mod tests {
         let Command::Run(args) = Cli::try_parse_from(words.split(' ')).unwrap().command else {
             panic!("{line}")
         };
-        Ok(serde_saphyr::to_string(&order(&args, "shop")?.job(45))?)
+        Ok(serde_saphyr::to_string(&pull_order(&args, "shop")?.to_job(45))?)
     }
 
     #[test]

@@ -15,10 +15,10 @@ use crate::jobs;
 use crate::name::OwnJob;
 use crate::order::{Concurrency, SecretName, parse_deltas};
 use crate::output::print_changed;
-use crate::problem::{WrongUsage, note};
-use crate::session::{Ended, Session};
-use crate::start::check;
-use crate::window::Window;
+use crate::problem::{WrongUsage, print_note};
+use crate::session::{CommandOutcome, Session};
+use crate::start::check_job;
+use crate::window::WindowArg;
 
 /// The arguments of `set`.
 #[derive(Debug, Args)]
@@ -66,7 +66,11 @@ impl FromStr for Setting {
     }
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SetArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &SetArgs,
+) -> anyhow::Result<CommandOutcome> {
     let name = &args.own.job;
     let job = jobs::get(cluster, name).await?;
     if job.spec.cancel {
@@ -74,19 +78,19 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SetArgs) ->
     }
     let nodes = job.status.as_ref().map_or(0, |status| status.summary.desired);
     let patch = patch(&args.settings, cluster.namespace(), nodes)?;
-    check(&merged(&job, &patch)?)?;
+    check_job(&merged(&job, &patch)?)?;
     let changed = jobs::patch(cluster, name, &patch).await?;
     let (before, after) = (json!(job), json!(changed));
     let lines: Vec<_> = changes(&args.settings, &before, &after);
     if lines.is_empty() {
         print_changed(&changed, "is as it was", session.global.output)?;
-        return Ok(Ended::Done);
+        return Ok(CommandOutcome::Done);
     }
     print_changed(&changed, &format!("changed: {}", lines.join(", ")), session.global.output)?;
     for text in effects(&args.settings, &job) {
-        note(&text);
+        print_note(&text);
     }
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// One merge patch of all settings.
@@ -120,21 +124,21 @@ fn patch(settings: &[Setting], namespace: &str, nodes: u32) -> anyhow::Result<Va
                         "the job has not begun, and how many nodes it has is not known: a number".to_owned()
                     ));
                 }
-                json!(concurrency.of(nodes as usize))
+                json!(concurrency.for_nodes(nodes as usize))
             }
             ValueKind::Deltas => json!(parse_deltas(last).map_err(wrong)?.as_str()),
             ValueKind::Windows => {
                 let windows: Result<Vec<_>, _> =
-                    values.iter().map(|value| value.parse::<Window>().map(|window| window.0)).collect();
+                    values.iter().map(|value| value.parse::<WindowArg>().map(|window| window.0)).collect();
                 json!(windows.map_err(wrong)?)
             }
         };
-        put(&mut patch, field.path, value);
+        put_at_path(&mut patch, field.path, value);
     }
     Ok(patch)
 }
 
-fn put(object: &mut Value, path: &str, value: Value) {
+fn put_at_path(object: &mut Value, path: &str, value: Value) {
     let place = path.split('.').fold(object, |object, part| {
         if !object.is_object() {
             *object = Value::Object(Map::new());

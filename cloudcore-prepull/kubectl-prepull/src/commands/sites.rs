@@ -10,12 +10,12 @@ use jiff::Timestamp;
 use prepull_api::edges::sites::{SiteList, SiteQuery};
 
 use crate::cluster::Cluster;
-use crate::edges::sites;
-use crate::output::{Output, print, print_object};
+use crate::edges::read_sites;
+use crate::output::{OutputFormat, print, print_object};
 use crate::problem;
-use crate::progress::follow::bounded;
-use crate::screen::{Screen, tame};
-use crate::session::{Ended, Session};
+use crate::progress::follow::run_bounded;
+use crate::screen::{Screen, sanitize_line};
+use crate::session::{CommandOutcome, Session};
 
 /// How often --watch asks the leader: a question takes it some milliseconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -47,49 +47,55 @@ pub(crate) struct SitesArgs {
     timeout: Option<Duration>,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &SitesArgs) -> anyhow::Result<Ended> {
-    let list = read(cluster, args).await?;
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &SitesArgs,
+) -> anyhow::Result<CommandOutcome> {
+    let list = query_sites(cluster, args).await?;
     if args.watch {
-        return bounded(watch(session, cluster, args, list), args.timeout).await;
+        return run_bounded(watch_sites(session, cluster, args, list), args.timeout).await;
     }
-    show(session, args, &list)?;
-    Ok(Ended::Done)
+    print_sites(session, args, &list)?;
+    Ok(CommandOutcome::Done)
 }
 
-async fn read(cluster: &Cluster, args: &SitesArgs) -> anyhow::Result<SiteList> {
-    sites(cluster, &SiteQuery { site: args.site.clone() }).await
+async fn query_sites(cluster: &Cluster, args: &SitesArgs) -> anyhow::Result<SiteList> {
+    read_sites(cluster, &SiteQuery { site: args.site.clone() }).await
 }
 
-fn show(session: &Session, args: &SitesArgs, list: &SiteList) -> anyhow::Result<()> {
+fn print_sites(session: &Session, args: &SitesArgs, list: &SiteList) -> anyhow::Result<()> {
     let output = session.global.output;
-    if let Some(format) = output.and_then(Output::format) {
+    if let Some(format) = output.and_then(OutputFormat::format) {
         return print_object(list, format);
     }
-    if output == Some(Output::Name) {
-        let names: Vec<_> = list.items.iter().map(|site| format!("site/{}\n", tame(&site.name))).collect();
+    if output == Some(OutputFormat::Name) {
+        let names: Vec<_> =
+            list.items.iter().map(|site| format!("site/{}\n", sanitize_line(&site.name))).collect();
         return print(&names.concat());
     }
     print(&text(session, args, list, session.screen))
 }
 
 fn text(session: &Session, args: &SitesArgs, list: &SiteList, screen: Screen) -> String {
-    let is_wide = session.global.output == Some(Output::Wide);
+    let is_wide = session.global.output == Some(OutputFormat::Wide);
     table::render(list, args.site.is_some(), screen, is_wide, Timestamp::now())
 }
 
 /// The line below a table that isn't true any more.
-fn silence(since: Timestamp) -> String {
+fn silence_line(since: Timestamp) -> String {
     format!("\nthe leader hasn't answered since {}; trying again", since.strftime("%H:%M:%S UTC"))
 }
 
 /// Shows the sites until the person stops it.
-async fn watch(
+async fn watch_sites(
     session: &Session,
     cluster: &Cluster,
     args: &SitesArgs,
     mut list: SiteList,
-) -> anyhow::Result<Ended> {
-    let moves = session.screen.is_terminal && matches!(session.global.output, None | Some(Output::Wide));
+) -> anyhow::Result<CommandOutcome> {
+    let moves =
+        session.screen.is_terminal && matches!(session.global.output, None | Some(OutputFormat::Wide));
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
     bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar()));
     let (mut shown, mut lost_since) = (None, None);
@@ -97,18 +103,22 @@ async fn watch(
         if moves {
             // The person may have changed the size of the window.
             let text = text(session, args, &list, Screen::of_stdout(session.global.no_color));
-            bar.set_message(format!("{}{}", text.trim_end(), lost_since.map(silence).unwrap_or_default()));
+            bar.set_message(format!(
+                "{}{}",
+                text.trim_end(),
+                lost_since.map(silence_line).unwrap_or_default()
+            ));
             bar.tick();
         } else if shown.as_ref() != Some(&list) {
-            show(session, args, &list)?;
+            print_sites(session, args, &list)?;
             shown = Some(list.clone());
         }
         tokio::time::sleep(INTERVAL).await;
-        match read(cluster, args).await {
+        match query_sites(cluster, args).await {
             Ok(new) => (list, lost_since) = (new, None),
             Err(error) => {
                 if lost_since.is_none() && !moves {
-                    problem::note(&format!("trying again: {}", problem::text(&error)));
+                    problem::print_note(&format!("trying again: {}", problem::error_text(&error)));
                 }
                 lost_since.get_or_insert_with(Timestamp::now);
             }

@@ -15,11 +15,11 @@ use crate::kruise;
 use crate::kruise::follow::follow_kruise;
 use crate::leader;
 use crate::name::JobName;
-use crate::progress::follow::follow;
-use crate::progress::look::look;
-use crate::progress::render::render;
-use crate::progress::view::View;
-use crate::session::{Ended, Session};
+use crate::progress::follow::follow_job;
+use crate::progress::look::read_progress;
+use crate::progress::render::render_view;
+use crate::progress::view::JobView;
+use crate::session::{CommandOutcome, Session};
 
 /// The arguments of `status`.
 #[derive(Debug, Args)]
@@ -46,36 +46,40 @@ pub(crate) struct StatusArgs {
     timeout: Option<Duration>,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &StatusArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &StatusArgs,
+) -> anyhow::Result<CommandOutcome> {
     let (view, nodes) = match &args.job {
-        JobName::Own(name) if args.watch => return follow(session, cluster, name, args.timeout).await,
+        JobName::Own(name) if args.watch => return follow_job(session, cluster, name, args.timeout).await,
         JobName::Kruise(name) if args.watch => {
             return follow_kruise(session, cluster, name, args.timeout).await;
         }
         JobName::Own(name) => {
-            let (job, tally) = look(cluster, name).await?;
-            let gone = leader::look(cluster).await;
-            let view = View::new(&job, &tally, None, Timestamp::now()).without_leader(gone.as_ref());
+            let (job, tally) = read_progress(cluster, name).await?;
+            let gone = leader::check_leader(cluster).await;
+            let view = JobView::new(&job, &tally, None, Timestamp::now()).without_leader(gone.as_ref());
             let nodes = if session.is_for_programs() { nodes_of(cluster, &job).await? } else { Vec::new() };
             (view, nodes)
         }
         JobName::Kruise(name) => {
-            let seen = kruise::look(cluster, name).await?;
+            let seen = kruise::read_job(cluster, name).await?;
             (seen.view(Timestamp::now()), seen.jobs.into_iter().flat_map(|(_, nodes)| nodes).collect())
         }
     };
     let names = [view.full_name()];
-    let all = Document { view: &view, node_status: nodes };
-    session.print(&all, names, |is_wide| render(&view, session.screen, is_wide))?;
-    Ok(Ended::Done)
+    let all = StatusDocument { view: &view, node_status: nodes };
+    session.print(&all, names, |is_wide| render_view(&view, session.screen, is_wide))?;
+    Ok(CommandOutcome::Done)
 }
 
 /// The job for programs: also each of its nodes.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Document<'a> {
+struct StatusDocument<'a> {
     #[serde(flatten)]
-    view: &'a View,
+    view: &'a JobView,
     node_status: Vec<NodeStatus>,
 }
 

@@ -8,12 +8,16 @@ use crate::cluster::Cluster;
 use crate::jobs;
 use crate::name::OwnJob;
 use crate::output::print_changed;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &OwnJob) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &OwnJob,
+) -> anyhow::Result<CommandOutcome> {
     let job = suspend(cluster, &args.job).await?;
     print_changed(&job, "suspended", session.global.output)?;
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
 pub(crate) async fn suspend(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {

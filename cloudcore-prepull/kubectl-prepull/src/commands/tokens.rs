@@ -5,16 +5,16 @@ use std::io::Write;
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use prepull_admission::commands::node::Installation;
-use prepull_admission::commands::token::{self, CreateArgs, RevokeArgs, create, render_table, revoke};
+use prepull_admission::commands::token::{self, CreateArgs, RevokeTokenArgs, create, render_table, revoke};
 use prepull_admission::tokens::{ListedToken, Scope};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::cluster::Cluster;
-use crate::output::Output;
+use crate::output::OutputFormat;
 use crate::output::print_object;
 use crate::problem::{self, MissingRight};
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
 /// The arguments of `tokens`.
 #[derive(Debug, Args)]
@@ -52,12 +52,12 @@ Examples:
     List,
     /// Revoke a token. Nodes that have joined with it stay joined.
     #[command(after_help = "Example:\n  kubectl prepull tokens revoke 0123456789ab")]
-    Revoke(RevokeArgs),
+    Revoke(RevokeTokenArgs),
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Listed {
+struct TokenRow {
     id: String,
     /// The only node that may join with it; none: any.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,7 +66,7 @@ struct Listed {
     used: bool,
 }
 
-impl From<ListedToken> for Listed {
+impl From<ListedToken> for TokenRow {
     fn from(token: ListedToken) -> Self {
         let node = match token.scope {
             Scope::Node(node) => Some(node.to_string()),
@@ -81,7 +81,7 @@ impl From<ListedToken> for Listed {
 #[serde(rename_all = "camelCase")]
 struct Created {
     #[serde(flatten)]
-    listed: Listed,
+    listed: TokenRow,
     /// The token, unless the line was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<String>,
@@ -99,14 +99,14 @@ impl Created {
 }
 
 pub(super) fn installation(cluster: &Cluster) -> Installation {
-    let namespace = cluster.system().to_owned();
+    let namespace = cluster.system_namespace().to_owned();
     let (tokens, nodes) = ("kubectl prepull tokens", "kubectl prepull nodes");
     Installation { client: cluster.client(), namespace, tokens, nodes }
 }
 
 /// What went wrong, with the role that grants a right that is missing.
 pub(super) fn explain(error: anyhow::Error, role: &str) -> anyhow::Error {
-    match problem::answer(&error).and_then(MissingRight::of) {
+    match problem::server_answer(&error).and_then(MissingRight::from_answer) {
         Some(right) => {
             anyhow!("{right}. {role}")
         }
@@ -114,14 +114,18 @@ pub(super) fn explain(error: anyhow::Error, role: &str) -> anyhow::Error {
     }
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: TokensArgs,
+) -> anyhow::Result<CommandOutcome> {
     let (mut out, mut hints) = (std::io::stdout(), std::io::stderr());
     let output = session.global.output;
     match args.command {
         TokensCommand::Create(args) => {
             let at = installation(cluster);
             let first_ca = async || bail!("it makes it with its own rights");
-            let format = output.and_then(Output::format);
+            let format = output.and_then(OutputFormat::format);
             let is_line = args.install_line;
             let mut said = Vec::new();
             let out: &mut (dyn Write + Send) = if format.is_some() { &mut said } else { &mut out };
@@ -135,22 +139,22 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster, args: TokensArgs) 
         }
         TokensCommand::List => {
             let listed = token::list(&installation(cluster)).await;
-            let listed = listed.map_err(|error| readers(error, cluster.system()))?;
+            let listed = listed.map_err(|error| explain_read_refusal(error, cluster.system_namespace()))?;
             let ids = listed.iter().map(|token| token.id.clone());
-            let objects: Vec<_> = listed.iter().cloned().map(Listed::from).collect();
+            let objects: Vec<_> = listed.iter().cloned().map(TokenRow::from).collect();
             session.print(&objects, ids, |_| render_table(&listed))?;
         }
         TokensCommand::Revoke(args) => {
             let id = revoke(args, &installation(cluster)).await;
-            let id = id.map_err(|error| readers(error, cluster.system()))?;
+            let id = id.map_err(|error| explain_read_refusal(error, cluster.system_namespace()))?;
             let object = json!({"id": id, "revoked": true});
             session.print(&object, [id.clone()], |_| format!("token {id} revoked\n"))?;
         }
     }
-    Ok(Ended::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn readers(error: anyhow::Error, namespace: &str) -> anyhow::Error {
+fn explain_read_refusal(error: anyhow::Error, namespace: &str) -> anyhow::Error {
     let role = format!(
         "With it one could read the key of the CA as well, so that no role of ours has it. cloudcore-prepull lists and revokes \
          them itself: kubectl -n {namespace} exec deploy/cloudcore-prepull -- cloudcore-prepull token list"
@@ -172,7 +176,7 @@ mod tests {
             expires: UNIX_EPOCH + Duration::from_secs(1_800_000_000),
             used: false,
         };
-        let listed = [Scope::Node("edge-1".into()), Scope::Fleet].map(|scope| Listed::from(token(scope)));
+        let listed = [Scope::Node("edge-1".into()), Scope::Fleet].map(|scope| TokenRow::from(token(scope)));
         let expected = json!([
             { "id": "0123456789ab", "node": "edge-1", "expires": "2027-01-15T08:00:00Z", "used": false },
             { "id": "0123456789ab", "expires": "2027-01-15T08:00:00Z", "used": false },

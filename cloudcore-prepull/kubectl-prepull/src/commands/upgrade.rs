@@ -7,9 +7,9 @@ use prepull_api::crd::upgrade::UpgradeSpec;
 
 use super::run::parse_image;
 use crate::cluster::Cluster;
-use crate::order::{ChosenNodes, CourseArgs, Order, edge_selector, name_base};
-use crate::session::{Ended, Session};
-use crate::start::{WaitArgs, start};
+use crate::order::{ChosenNodes, CourseArgs, JobOrder, edge_selector, name_base};
+use crate::session::{CommandOutcome, Session};
+use crate::start::{WaitArgs, make_and_follow};
 
 /// The arguments of `upgrade`.
 #[derive(Debug, Args)]
@@ -50,22 +50,26 @@ pub(crate) struct UpgradeArgs {
     wait: WaitArgs,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &UpgradeArgs) -> anyhow::Result<Ended> {
-    let order = order(args, cluster.namespace())?;
-    start(session, cluster, &order, &args.wait).await
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &UpgradeArgs,
+) -> anyhow::Result<CommandOutcome> {
+    let order = upgrade_order(args, cluster.namespace())?;
+    make_and_follow(session, cluster, &order, &args.wait).await
 }
 
-fn order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<Order> {
+fn upgrade_order(args: &UpgradeArgs, namespace: &str) -> anyhow::Result<JobOrder> {
     let UpgradeArgs { image, within, packages, name, on, course, wait: _ } = args;
     let within = within.map(|time| format!("{}s", time.as_secs()));
-    let order = Order {
+    let order = JobOrder {
         images: vec![image.clone()],
         nodes: on.nodes.clone(),
         selector: on.selector()?.unwrap_or_else(edge_selector),
         upgrade: Some(UpgradeSpec { within, packages: *packages }),
-        ..Order::default()
+        ..JobOrder::default()
     }
-    .named(name.as_ref(), &format!("upgrade-{}", name_base(None, image)))
+    .with_name(name.as_ref(), &format!("upgrade-{}", name_base(None, image)))
     .with_course(course, namespace);
     Ok(order.in_waves())
 }
@@ -79,15 +83,15 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use crate::order::CAREFUL_WAVES;
-    use crate::start::check;
+    use crate::start::check_job;
 
     fn job(line: &str, nodes: usize) -> ImagePrePullJob {
         let words = format!("kubectl-prepull upgrade {line}");
         let Command::Upgrade(args) = Cli::try_parse_from(words.split(' ')).unwrap().command else {
             panic!("{line}")
         };
-        let job = order(&args, "shop").unwrap().job(nodes);
-        check(&job).unwrap();
+        let job = upgrade_order(&args, "shop").unwrap().to_job(nodes);
+        check_job(&job).unwrap();
         job
     }
 

@@ -13,11 +13,11 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::cancel;
-use crate::amounts::duration;
+use crate::amounts::format_duration;
 use crate::cluster::Cluster;
 use crate::name::OwnJob;
-use crate::screen::{Screen, tame};
-use crate::session::{Ended, Session};
+use crate::screen::{Screen, sanitize_line};
+use crate::session::{CommandOutcome, Session};
 use crate::table::with_text;
 use crate::{jobs, problem};
 
@@ -55,7 +55,7 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Found {
+struct RecheckResult {
     job: String,
     /// How many nodes still have every image.
     present: u32,
@@ -86,24 +86,28 @@ struct FoundNode {
     reason: String,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &VerifyArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &VerifyArgs,
+) -> anyhow::Result<CommandOutcome> {
     let job = jobs::get(cluster, &args.own.job).await?;
     let number = next_number(&job)?;
     jobs::patch(cluster, &args.own.job, &json!({"spec": {"recheck": number}})).await?;
-    let Some(job) = wait(cluster, &args.own.job, number, args.timeout).await? else {
-        let limit = duration(args.timeout.as_secs());
+    let Some(job) = wait_for_recheck(cluster, &args.own.job, number, args.timeout).await? else {
+        let limit = format_duration(args.timeout.as_secs());
         let goes_on = "the re-check goes on, and `kubectl prepull status` shows how it ends";
-        problem::note(&format!(
+        problem::print_note(&format!(
             "after {limit} not every node of job {} has answered: {goes_on}",
             args.own.job
         ));
-        return Ok(Ended::TimedOut);
+        return Ok(CommandOutcome::TimedOut);
     };
-    let found = read(cluster, &job).await?;
+    let found = read_result(cluster, &job).await?;
     let missing = found.nodes.iter().filter(|node| node.is_missing);
     let names = missing.map(|node| format!("node/{}", node.node));
     session.print(&found, names, |_| render(&found, session.screen))?;
-    Ok(if found.missing > 0 { Ended::Failed } else { Ended::Done })
+    Ok(if found.missing > 0 { CommandOutcome::Failed } else { CommandOutcome::Done })
 }
 
 fn next_number(job: &ImagePrePullJob) -> anyhow::Result<i64> {
@@ -130,7 +134,7 @@ fn rounds(job: &ImagePrePullJob) -> i64 {
 }
 
 /// The job once this re-check has ended; none if that takes too long.
-async fn wait(
+async fn wait_for_recheck(
     cluster: &Cluster,
     name: &str,
     number: i64,
@@ -141,7 +145,7 @@ async fn wait(
         let job = match jobs::get(cluster, name).await {
             // The re-check goes on meanwhile.
             Err(error) if !problem::is_lasting(&error) && begun.elapsed() < limit => {
-                problem::note(&format!("trying again: {}", problem::text(&error)));
+                problem::print_note(&format!("trying again: {}", problem::error_text(&error)));
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
@@ -173,8 +177,8 @@ async fn wait(
     }
 }
 
-async fn read(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Found> {
-    let (mut nodes, mut keys) = (Vec::new(), Keys::new());
+async fn read_result(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<RecheckResult> {
+    let (mut nodes, mut keys) = (Vec::new(), KeyCounts::new());
     let mut pages = std::pin::pin!(jobs::reports(cluster, job));
     while let Some(page) = pages.try_next().await? {
         let records = || page.iter().flat_map(|report| &report.body.node_status);
@@ -186,15 +190,15 @@ async fn read(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Found>
     let keys =
         keys.into_iter().map(|((image, signed_by), nodes)| FoundKey { image, signed_by, nodes }).collect();
     let RecheckStatus { present, missing, not_checked, .. } = recheck(job).cloned().unwrap_or_default();
-    Ok(Found { job: job.name_any(), present, missing, not_checked, nodes, keys })
+    Ok(RecheckResult { job: job.name_any(), present, missing, not_checked, nodes, keys })
 }
 
 /// How many nodes have each image by each key.
-type Keys = BTreeMap<(String, Option<String>), u32>;
+type KeyCounts = BTreeMap<(String, Option<String>), u32>;
 
-fn count_keys(keys: &mut Keys, record: &NodeStatus) {
+fn count_keys(keys: &mut KeyCounts, record: &NodeStatus) {
     for image in record.image_status.iter().filter(|image| image.status == Tristate::True) {
-        let signed_by = image.facts.signed_by.as_deref().map(tame);
+        let signed_by = image.facts.signed_by.as_deref().map(sanitize_line);
         *keys.entry((image.image.clone(), signed_by)).or_default() += 1;
     }
 }
@@ -206,11 +210,11 @@ fn found_node(record: &NodeStatus) -> Option<FoundNode> {
         _ if !recheck.not_checked_reason.is_empty() => (false, &recheck.not_checked_reason),
         _ => return None,
     };
-    Some(FoundNode { node: record.node_name.clone(), is_missing, reason: tame(reason) })
+    Some(FoundNode { node: record.node_name.clone(), is_missing, reason: sanitize_line(reason) })
 }
 
-fn render(found: &Found, screen: Screen) -> String {
-    let Found { job, present, missing, not_checked, nodes, keys } = found;
+fn render(found: &RecheckResult, screen: Screen) -> String {
+    let RecheckResult { job, present, missing, not_checked, nodes, keys } = found;
     let all = present + missing + not_checked;
     let mut text = format!("job {job}: {present} of {all} nodes still have every image");
     if *missing > 0 {
@@ -246,7 +250,7 @@ fn render(found: &Found, screen: Screen) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use prepull_api::crd::status::{ImageStatus, NodeRecheck, Summary};
+    use prepull_api::crd::status::{JobImageStatus, NodeRecheck, Summary};
     use prepull_api::task::ImageFacts;
     use serde_json::Value;
 
@@ -298,8 +302,14 @@ mod tests {
             never,
         ];
         let nodes = records.iter().filter_map(found_node).collect();
-        let found =
-            Found { job: "web".to_owned(), present: 1, missing: 1, not_checked: 1, nodes, keys: Vec::new() };
+        let found = RecheckResult {
+            job: "web".to_owned(),
+            present: 1,
+            missing: 1,
+            not_checked: 1,
+            nodes,
+            keys: Vec::new(),
+        };
         let text = render(&found, Screen::plain(80));
         let expected = "\
 job web: 1 of 3 nodes still have every image, missing on 1, 1 not checked
@@ -313,14 +323,14 @@ kubectl prepull retry web brings back what is missing
 
     #[test]
     fn shows_the_key_of_each_signature() {
-        let image = |key: Option<&str>, status| ImageStatus {
+        let image = |key: Option<&str>, status| JobImageStatus {
             image: "app:1".to_owned(),
             status,
             facts: ImageFacts { signed_by: key.map(str::to_owned), ..ImageFacts::default() },
-            ..ImageStatus::default()
+            ..JobImageStatus::default()
         };
         let (old, new) = (Some("sha256:0123456789ab"), Some("sha256:ba9876543210"));
-        let mut keys = Keys::new();
+        let mut keys = KeyCounts::new();
         for (key, status) in [
             (old, Tristate::True),
             (new, Tristate::True),
@@ -335,8 +345,14 @@ kubectl prepull retry web brings back what is missing
             .into_iter()
             .map(|((image, signed_by), nodes)| FoundKey { image, signed_by, nodes })
             .collect();
-        let found =
-            Found { job: "web".to_owned(), present: 4, missing: 0, not_checked: 0, nodes: Vec::new(), keys };
+        let found = RecheckResult {
+            job: "web".to_owned(),
+            present: 4,
+            missing: 0,
+            not_checked: 0,
+            nodes: Vec::new(),
+            keys,
+        };
         let expected = "\
 job web: 4 of 4 nodes still have every image
 SIGNED BY             NODES   IMAGE

@@ -8,12 +8,12 @@ mod tests;
 use clap::Args;
 use jiff::Timestamp;
 
-use crate::checklist::lines;
+use crate::checklist::render_points;
 use crate::cluster::Cluster;
 use crate::name::JobName;
 use crate::screen::{Screen, Tone, wrap};
-use crate::session::{Ended, Session};
-use judge::{Why, judge};
+use crate::session::{CommandOutcome, Session};
+use judge::{Why, judge_facts};
 
 /// The arguments of `why`.
 #[derive(Debug, Args)]
@@ -35,18 +35,22 @@ pub(crate) struct WhyArgs {
     job: Option<JobName>,
 }
 
-pub(crate) async fn run(session: &Session, cluster: &Cluster, args: &WhyArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: &Cluster,
+    args: &WhyArgs,
+) -> anyhow::Result<CommandOutcome> {
     let facts = facts::read(cluster, &args.node, args.job.as_ref()).await?;
-    let why = judge(&facts, Timestamp::now());
+    let why = judge_facts(&facts, Timestamp::now());
     session.print(&why, [format!("node/{}", why.node)], |_| render(&why, session.screen))?;
-    Ok(if why.is_clear() { Ended::Done } else { Ended::Failed })
+    Ok(if why.is_clear() { CommandOutcome::Done } else { CommandOutcome::Failed })
 }
 
 fn render(why: &Why, screen: Screen) -> String {
-    let mut text = lines(&why.points, screen, false);
+    let mut text = render_points(&why.points, screen, false);
     text.push(String::new());
     let next = format!("Next: {}", why.next);
     let next = wrap(&next, screen.width.unwrap_or(usize::MAX));
-    text.extend(next.iter().map(|line| screen.paint.with(Tone::Bold, line)));
+    text.extend(next.iter().map(|line| screen.paint.with_tone(Tone::Bold, line)));
     format!("{}\n", text.join("\n"))
 }

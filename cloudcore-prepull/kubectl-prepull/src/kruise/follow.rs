@@ -6,14 +6,14 @@ use anyhow::bail;
 use jiff::Timestamp;
 use prepull_api::crd::status::JobPhase;
 
-use super::{look, look_again};
+use super::{look_again, read_job};
 use crate::cluster::Cluster;
 use crate::name::KruiseName;
 use crate::problem;
-use crate::progress::follow::{bounded, note_that_it_goes_on};
+use crate::progress::follow::{note_that_it_goes_on, run_bounded};
 use crate::progress::show::Show;
-use crate::progress::view::View;
-use crate::session::{Ended, Session};
+use crate::progress::view::JobView;
+use crate::session::{CommandOutcome, Session};
 
 /// How often a job of OpenKruise is asked for: each look reads all NodeImages, a second's work for ten thousand.
 const POLL: Duration = Duration::from_secs(3);
@@ -25,15 +25,15 @@ pub(crate) async fn follow_kruise(
     cluster: &Cluster,
     name: &KruiseName,
     limit: Option<Duration>,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<CommandOutcome> {
     let mut show = Show::new(session);
-    let mut last = look(cluster, name).await?.view(Timestamp::now());
-    let ended = bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await?;
-    show.end(ended);
-    if matches!(ended, Ended::Done | Ended::Failed) {
-        show.last(&last)?;
+    let mut last = read_job(cluster, name).await?.view(Timestamp::now());
+    let ended = run_bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await?;
+    show.finish_bars(ended);
+    if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {
+        show.print_last(&last)?;
     }
-    note_that_it_goes_on(ended, &last.named(), limit);
+    note_that_it_goes_on(ended, &last.command_name(), limit);
     Ok(ended)
 }
 
@@ -41,22 +41,26 @@ async fn ask_until_over(
     cluster: &Cluster,
     name: &KruiseName,
     show: &mut Show,
-    last: &mut View,
-) -> anyhow::Result<Ended> {
+    last: &mut JobView,
+) -> anyhow::Result<CommandOutcome> {
     loop {
-        show.now(last)?;
+        show.draw_view(last)?;
         if last.is_over {
-            return Ok(if last.phase == JobPhase::Completed { Ended::Done } else { Ended::Failed });
+            return Ok(if last.phase == JobPhase::Completed {
+                CommandOutcome::Done
+            } else {
+                CommandOutcome::Failed
+            });
         }
         tokio::time::sleep(POLL).await;
         match look_again(cluster, name).await {
             Ok(Some(seen)) => {
-                show.connected();
+                show.mark_connected();
                 *last = seen.view(Timestamp::now());
             }
             Ok(None) => bail!("job {name} was deleted while it was followed"),
             Err(error) if problem::is_lasting(&error) => return Err(error),
-            Err(error) => show.disconnected(&error),
+            Err(error) => show.mark_disconnected(&error),
         }
     }
 }

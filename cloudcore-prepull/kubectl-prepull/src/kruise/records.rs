@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use prepull_api::crd::kruise::{ImagePullJob, ImageTagStatus, NodeImage, PullPhase};
-use prepull_api::crd::status::{Action, ActionStatus, ImageStatus, NodePhase, NodeStatus, Tristate};
+use prepull_api::crd::status::{Action, ActionStatus, JobImageStatus, NodePhase, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 
@@ -18,7 +18,7 @@ pub(super) fn name_and_tag(image: &str) -> Option<(String, String)> {
 }
 
 /// The record of a node, if its NodeImage has the image for this job.
-pub(super) fn of(job: &ImagePullJob, node: &NodeImage) -> Option<NodeStatus> {
+pub(super) fn node_record(job: &ImagePullJob, node: &NodeImage) -> Option<NodeStatus> {
     let (name, tag) = name_and_tag(&job.spec.image)?;
     let wanted = node.spec.images.get(&name)?.tags.iter().find(|wanted| wanted.tag == tag)?;
     let uid = job.uid();
@@ -52,13 +52,13 @@ fn record(node: &str, image: &str, state: &ImageTagStatus) -> NodeStatus {
         attempt: 1,
         start_time: state.start_time.clone(),
         action_flow: state.completion_time.iter().map(ended).collect(),
-        image_status: vec![ImageStatus { image: image.to_owned(), status, ..ImageStatus::default() }],
+        image_status: vec![JobImageStatus { image: image.to_owned(), status, ..JobImageStatus::default() }],
         ..NodeStatus::default()
     }
 }
 
 /// Brings the records of a job into agreement with its status, which decides who has failed.
-pub(super) fn complete(job: &ImagePullJob, records: &mut Vec<NodeStatus>) {
+pub(super) fn apply_job_status(job: &ImagePullJob, records: &mut Vec<NodeStatus>) {
     let Some(status) = &job.status else { return };
     let failed: HashSet<_> = status.failed_nodes.iter().map(String::as_str).collect();
     let is_over = status.completion_time.is_some();

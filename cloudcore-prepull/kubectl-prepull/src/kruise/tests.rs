@@ -6,7 +6,7 @@ use prepull_api::crd::status::NodePhase;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::progress::render::render;
+use crate::progress::render::render_view;
 use crate::screen::Screen;
 use crate::snapshot::assert_snapshot;
 
@@ -42,23 +42,23 @@ fn state(phase: &str, message: &str) -> Value {
     json!({ "tag": "1.25", "version": 2, "phase": phase, "message": message, "progress": 40, "startTime": START })
 }
 
-fn seen(job: ImagePullJob, nodes: &[NodeImage]) -> Seen {
-    let mut records: Vec<_> = nodes.iter().filter_map(|node| records::of(&job, node)).collect();
-    records::complete(&job, &mut records);
+fn seen(job: ImagePullJob, nodes: &[NodeImage]) -> KruiseJob {
+    let mut records: Vec<_> = nodes.iter().filter_map(|node| records::node_record(&job, node)).collect();
+    records::apply_job_status(&job, &mut records);
     let name = KruiseName { kind: KruiseKind::Pull, name: job.name_any() };
-    Seen { name, namespace: "shop".to_owned(), list: None, jobs: vec![(job, records)] }
+    KruiseJob { name, namespace: "shop".to_owned(), list: None, jobs: vec![(job, records)] }
 }
 
-fn snapshots(name: &str, seen: &Seen) {
+fn snapshots(name: &str, seen: &KruiseJob) {
     for width in [80, 160] {
-        let text = render(&seen.view(now()), Screen::plain(width), false);
+        let text = render_view(&seen.view(now()), Screen::plain(width), false);
         assert_snapshot(&format!("kruise/tests/{name}-{width}.txt"), &text);
     }
 }
 
 const NGINX: &str = "docker.io/library/nginx:1.25";
 
-fn running() -> Seen {
+fn running() -> KruiseJob {
     let refused = "docker.io: the registry refuses the credentials of shop/harbor: 401";
     let nodes = [
         node("edge-1", &[NGINX], &state("Succeeded", "")),
@@ -95,7 +95,7 @@ fn kruise_jobs_look_like_our_own() {
 fn refused_and_paused_jobs_are_marked() {
     let refused = json!({ "message": "can not set both selector and podSelector" });
     let view = seen(job(NGINX, refused), &[]).view(now());
-    let text = render(&view, Screen::plain(160), false);
+    let text = render_view(&view, Screen::plain(160), false);
     assert!(
         text.contains("can not set both") && text.contains("kubectl -n shop edit imagepulljob/"),
         "{text}"
@@ -103,7 +103,7 @@ fn refused_and_paused_jobs_are_marked() {
     let mut paused = job(NGINX, json!({ "desired": 2, "startTime": START }));
     paused.spec.template.parallelism =
         Some(k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::String("0".to_owned()));
-    let text = render(&seen(paused, &[]).view(now()), Screen::plain(160), false);
+    let text = render_view(&seen(paused, &[]).view(now()), Screen::plain(160), false);
     assert!(text.contains("Suspended") && text.contains("parallelism 0 pauses it"), "{text}");
 }
 

@@ -8,25 +8,25 @@ use prepull_api::crd::status::{JobPhase, Summary};
 use crate::amounts::seconds_between;
 use crate::name::{KruiseKind, KruiseName};
 use crate::progress::tally::Tally;
-use crate::progress::view::{Part, View};
-use crate::screen::tame;
+use crate::progress::view::{JobView, ListPart};
+use crate::screen::sanitize_line;
 
 /// Messages of a job that runs or has succeeded. We leave them out: the counts show the same.
 const USUAL: [&str; 2] = ["job is running", "job has completed"];
 
-pub(super) fn of_job(job: &ImagePullJob, namespace: &str, tally: &Tally, now: Timestamp) -> View {
+pub(super) fn of_job(job: &ImagePullJob, namespace: &str, tally: &Tally, now: Timestamp) -> JobView {
     let status = job.status.clone().unwrap_or_default();
     let started = status.start_time.as_ref().map(|time| time.0);
     let ended = status.completion_time.as_ref().map(|time| time.0);
     let nodes = nodes_of(job);
     let phase = phase(started, ended, nodes.failure > 0);
-    let view = View {
-        images: vec![tame(&job.spec.image)],
+    let view = JobView {
+        images: vec![sanitize_line(&job.spec.image)],
         suspended: is_paused(&job.spec.template),
         nodes,
-        ..common(&name_of(KruiseKind::Pull, job), namespace, phase, (started, ended), now)
+        ..base_view(&name_of(KruiseKind::Pull, job), namespace, phase, (started, ended), now)
     };
-    view.with(tally).because(&status.message, &USUAL)
+    view.with_tally(tally).with_reason(&status.message, &USUAL)
 }
 
 pub(super) fn of_list(
@@ -35,7 +35,7 @@ pub(super) fn of_list(
     namespace: &str,
     tally: &Tally,
     now: Timestamp,
-) -> View {
+) -> JobView {
     let status = list.status.clone().unwrap_or_default();
     let started = status.start_time.as_ref().map(|time| time.0);
     let ended = status.completion_time.as_ref().map(|time| time.0);
@@ -49,23 +49,23 @@ pub(super) fn of_list(
         ]
         .map(|time| time.map(|time| time.0));
         let phase = self::phase(started, ended, nodes.failure > 0);
-        Part { image: tame(&job.spec.image), job: job.name_any(), phase, nodes }
+        ListPart { image: sanitize_line(&job.spec.image), job: job.name_any(), phase, nodes }
     };
     let parts: Vec<_> = jobs.iter().map(part).collect();
-    let view = View {
-        images: list.spec.images.iter().map(|image| tame(image)).collect(),
+    let view = JobView {
+        images: list.spec.images.iter().map(|image| sanitize_line(image)).collect(),
         suspended: is_paused(&list.spec.template),
         nodes: sum(&parts),
         parts,
-        ..common(&name_of(KruiseKind::List, list), namespace, phase, (started, ended), now)
+        ..base_view(&name_of(KruiseKind::List, list), namespace, phase, (started, ended), now)
     };
-    view.with(tally).because(&status.message, &USUAL)
+    view.with_tally(tally).with_reason(&status.message, &USUAL)
 }
 
 /// The row of a job on the page, where the rows of all namespaces are.
-pub(crate) fn row(job: &ImagePullJob, now: Timestamp) -> View {
+pub(crate) fn job_row(job: &ImagePullJob, now: Timestamp) -> JobView {
     let view = of_job(job, &job.namespace().unwrap_or_default(), &Tally::default(), now);
-    View { job: row_name(job), ..view }
+    JobView { job: row_name(job), ..view }
 }
 
 pub(crate) fn row_name(job: &ImagePullJob) -> String {
@@ -76,20 +76,20 @@ fn name_of(kind: KruiseKind, job: &impl ResourceExt) -> KruiseName {
     KruiseName { kind, name: job.name_any() }
 }
 
-fn common(
+fn base_view(
     name: &KruiseName,
     namespace: &str,
     phase: JobPhase,
     (started, ended): (Option<Timestamp>, Option<Timestamp>),
     now: Timestamp,
-) -> View {
-    View {
+) -> JobView {
+    JobView {
         job: name.to_string(),
         namespace: Some(namespace.to_owned()),
         phase,
         is_over: ended.is_some(),
         seconds: started.map(|started| seconds_between(started, ended.unwrap_or(now))),
-        ..View::default()
+        ..JobView::default()
     }
 }
 
@@ -113,8 +113,8 @@ fn is_paused(template: &PullJobTemplate) -> bool {
 }
 
 /// A list counts each node once for each image.
-fn sum(parts: &[Part]) -> Summary {
-    parts.iter().fold(Summary::default(), |sum, Part { nodes, .. }| Summary {
+fn sum(parts: &[ListPart]) -> Summary {
+    parts.iter().fold(Summary::default(), |sum, ListPart { nodes, .. }| Summary {
         desired: sum.desired + nodes.desired,
         pending: sum.pending + nodes.pending,
         in_progress: sum.in_progress + nodes.in_progress,

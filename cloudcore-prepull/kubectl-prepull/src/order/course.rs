@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use prepull_api::download::Deltas;
 
-use crate::window::Window;
+use crate::window::WindowArg;
 
 /// The flags that say how a job goes, of `run` and of `from`.
 #[derive(Debug, Args)]
@@ -51,7 +51,7 @@ pub(crate) struct PaceArgs {
     pub(crate) pause: Option<Duration>,
     /// When nodes may work: [DAYS,]START-END[@ZONE], such as 22:00-04:00; may be repeated [default: always].
     #[arg(long, value_name = "WINDOW")]
-    pub(crate) window: Vec<Window>,
+    pub(crate) window: Vec<WindowArg>,
     /// How long each node may take [default: 5m].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) node_timeout: Option<Duration>,
@@ -83,7 +83,7 @@ impl Default for Concurrency {
 }
 
 impl Concurrency {
-    pub(crate) fn of(self, nodes: usize) -> i64 {
+    pub(crate) fn for_nodes(self, nodes: usize) -> i64 {
         match self {
             Self::Nodes(nodes) => nodes.into(),
             Self::Percent(percent) => {
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn percentages_round_up_to_at_least_one() {
-        let of = |text: &str, nodes| text.parse::<Concurrency>().unwrap().of(nodes);
+        let of = |text: &str, nodes| text.parse::<Concurrency>().unwrap().for_nodes(nodes);
         assert_eq!((of("20", 5), of("10%", 101), of("10%", 0), of("100%", 7)), (20, 11, 1, 7));
         for bad in ["0", "0%", "101%", "-1", "ten", ""] {
             assert!(bad.parse::<Concurrency>().is_err(), "{bad}");

@@ -9,7 +9,7 @@ const LONGEST: usize = 400;
 
 /// The sentence. It has the server's own words once, without the envelope that they come in.
 pub(super) fn sentence(answer: &Status) -> String {
-    let said = cut(answer.message.trim());
+    let said = shorten_message(answer.message.trim());
     if is_page(said) {
         return format!(
             "a web page came back instead of an answer of the Kubernetes API{}: a portal or a proxy is in between. Log in to \
@@ -34,7 +34,7 @@ pub(super) fn sentence(answer: &Status) -> String {
     }
     // It may follow the whole object.
     if let Some((_, unknown)) = answer.message.split_once("strict decoding error: ") {
-        let unknown = cut(unknown.trim());
+        let unknown = shorten_message(unknown.trim());
         return format!(
             "the definitions of the cluster are of an older version ({unknown}), and nothing was changed: update \
              cloudcore-prepull with them (kubectl apply -f manifests/crds)"
@@ -49,7 +49,7 @@ pub(super) fn sentence(answer: &Status) -> String {
             format!("{said}: choose another name, or delete the old one")
         }
         409 => format!("it was changed by another writer at the same moment: try again ({said})"),
-        422 => invalid(answer, said),
+        422 => explain_invalid(answer, said),
         403 => {
             format!("it is refused: {said}. The rule is one of the cluster's, and an administrator knows it")
         }
@@ -83,7 +83,7 @@ fn quoted<'a>(text: &'a str, before: &str, after: &str) -> Option<(&'a str, &'a 
 }
 
 /// The fields that are wrong, each with its mistake.
-fn invalid(answer: &Status, said: &str) -> String {
+fn explain_invalid(answer: &Status, said: &str) -> String {
     let details = answer.details.as_ref();
     let causes = details.map(|details| details.causes.as_slice()).unwrap_or_default();
     if causes.is_empty() {
@@ -98,7 +98,7 @@ fn invalid(answer: &Status, said: &str) -> String {
     format!("correct {}{more}", named.collect::<Vec<_>>().join("; "))
 }
 
-fn cut(text: &str) -> &str {
+fn shorten_message(text: &str) -> &str {
     text.char_indices().nth(LONGEST).map_or(text, |(end, _)| &text[..end])
 }
 

@@ -14,18 +14,18 @@ use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::crd::status::JobPhase;
 use tokio::time::MissedTickBehavior;
 
-use super::look::look;
+use super::look::read_progress;
 use super::pace::PaceMeter;
 use super::show::Show;
 use super::tally::Tally;
-use super::view::View;
-use crate::amounts::duration;
+use super::view::JobView;
+use crate::amounts::format_duration;
 use crate::cluster::Cluster;
 use crate::jobs::{self, REPORTS_OF_A_PAGE};
 use crate::leader::{self, Leaderless};
-use crate::listing::{Change, Listing};
+use crate::listing::{ListChange, Listing};
 use crate::problem;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
 /// How often what has changed is shown on a terminal, where bars move.
 const FRAME: Duration = Duration::from_millis(200);
@@ -33,105 +33,118 @@ const FRAME: Duration = Duration::from_millis(200);
 const LINE: Duration = Duration::from_secs(1);
 
 /// Follows a job until it has ended, or for at most `limit`.
-pub(crate) async fn follow(
+pub(crate) async fn follow_job(
     session: &Session,
     cluster: &Cluster,
     name: &str,
     limit: Option<Duration>,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<CommandOutcome> {
     let job = jobs::get(cluster, name).await?;
     let mut show = Show::new(session);
-    let ended = bounded(Box::pin(until_over(cluster, job, &mut show)), limit).await?;
-    show.end(ended);
-    if matches!(ended, Ended::Done | Ended::Failed) {
+    let ended = run_bounded(Box::pin(until_over(cluster, job, &mut show)), limit).await?;
+    show.finish_bars(ended);
+    if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {
         // The watch of the reports may be a moment behind that of the job.
-        let (job, tally) = look(cluster, name).await?;
-        show.last(&View::new(&job, &tally, None, Timestamp::now()))?;
+        let (job, tally) = read_progress(cluster, name).await?;
+        show.print_last(&JobView::new(&job, &tally, None, Timestamp::now()))?;
     }
     note_that_it_goes_on(ended, name, limit);
     Ok(ended)
 }
 
 /// The end of the work, of the time, or of the person's patience.
-pub(crate) async fn bounded(
-    work: impl Future<Output = anyhow::Result<Ended>>,
+pub(crate) async fn run_bounded(
+    work: impl Future<Output = anyhow::Result<CommandOutcome>>,
     limit: Option<Duration>,
-) -> anyhow::Result<Ended> {
+) -> anyhow::Result<CommandOutcome> {
     tokio::select! {
         ended = work => ended,
-        () = passed(limit) => Ok(Ended::TimedOut),
+        () = wait_for_limit(limit) => Ok(CommandOutcome::TimedOut),
         interrupted = tokio::signal::ctrl_c() => {
             interrupted.context("Ctrl-C cannot be waited for")?;
-            Ok(Ended::Interrupted)
+            Ok(CommandOutcome::Interrupted)
         }
     }
 }
 
-pub(crate) fn note_that_it_goes_on(ended: Ended, name: &str, limit: Option<Duration>) {
+pub(crate) fn note_that_it_goes_on(ended: CommandOutcome, name: &str, limit: Option<Duration>) {
     let goes_on = format!("job {name} goes on: kubectl prepull status {name} --watch follows it again");
     match ended {
-        Ended::Done | Ended::Failed => {}
-        Ended::TimedOut => {
+        CommandOutcome::Done | CommandOutcome::Failed => {}
+        CommandOutcome::TimedOut => {
             let limit = limit.unwrap_or_default().as_secs();
-            problem::note(&format!("after {} {goes_on}", duration(limit)));
+            problem::print_note(&format!("after {} {goes_on}", format_duration(limit)));
         }
-        Ended::Interrupted => problem::note(&goes_on),
+        CommandOutcome::Interrupted => problem::print_note(&goes_on),
     }
 }
 
-async fn passed(limit: Option<Duration>) {
+async fn wait_for_limit(limit: Option<Duration>) {
     match limit {
         Some(limit) => tokio::time::sleep(limit).await,
         None => std::future::pending().await,
     }
 }
 
-async fn until_over(cluster: &Cluster, job: ImagePrePullJob, show: &mut Show) -> anyhow::Result<Ended> {
+async fn until_over(
+    cluster: &Cluster,
+    job: ImagePrePullJob,
+    show: &mut Show,
+) -> anyhow::Result<CommandOutcome> {
     let name = job.name_any();
     let of_name = watcher::Config::default().fields(&format!("metadata.name={name}"));
     // Few at a time: see jobs::REPORTS_OF_A_PAGE.
     let of_job = watcher::Config::default().labels(&jobs::of_job(&job)).page_size(REPORTS_OF_A_PAGE);
-    let mut changes =
-        std::pin::pin!(watcher(Api::<ImagePrePullJob>::all(cluster.watching()), of_name).default_backoff());
-    let mut reports =
-        std::pin::pin!(watcher(Api::<ImagePrePullReport>::all(cluster.watching()), of_job).default_backoff());
-    let mut leader = std::pin::pin!(leader::looks(cluster));
+    let mut changes = std::pin::pin!(
+        watcher(Api::<ImagePrePullJob>::all(cluster.watch_client()), of_name).default_backoff()
+    );
+    let mut reports = std::pin::pin!(
+        watcher(Api::<ImagePrePullReport>::all(cluster.watch_client()), of_job).default_backoff()
+    );
+    let mut leader = std::pin::pin!(leader::watch_leader(cluster));
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut followed = Followed { job, ..Followed::default() };
     loop {
         tokio::select! {
             change = changes.next() => {
-                if let Some(change) = heard(change, show)? {
+                if let Some(change) = accept_change(change, show)? {
                     followed.take_job(change)?;
                 }
             }
             change = reports.next() => {
-                if let Some(change) = heard(change, show)? {
+                if let Some(change) = accept_change(change, show)? {
                     followed.take_report(change);
                 }
             }
             Some(gone) = leader.next() => match gone {
                 Ok(gone) => {
-                    show.connected();
+                    show.mark_connected();
                     followed.gone = gone;
                 }
-                Err(error) => show.disconnected(&error),
+                Err(error) => show.mark_disconnected(&error),
             },
-            _ = ticks.tick() => show.now(&followed.view())?,
+            _ = ticks.tick() => show.draw_view(&followed.view())?,
         }
         if jobs::is_over(&followed.job) {
             let phase = followed.job.status.as_ref().map(|status| status.phase);
-            return Ok(if phase == Some(JobPhase::Completed) { Ended::Done } else { Ended::Failed });
+            return Ok(if phase == Some(JobPhase::Completed) {
+                CommandOutcome::Done
+            } else {
+                CommandOutcome::Failed
+            });
         }
     }
 }
 
 /// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused is not.
-fn heard<K>(change: Option<watcher::Result<Event<K>>>, show: &mut Show) -> anyhow::Result<Option<Event<K>>> {
+fn accept_change<K>(
+    change: Option<watcher::Result<Event<K>>>,
+    show: &mut Show,
+) -> anyhow::Result<Option<Event<K>>> {
     match change {
         Some(Ok(change)) => {
-            show.connected();
+            show.mark_connected();
             Ok(Some(change))
         }
         Some(Err(error)) => {
@@ -139,7 +152,7 @@ fn heard<K>(change: Option<watcher::Result<Event<K>>>, show: &mut Show) -> anyho
             if problem::is_lasting(&error) {
                 return Err(error);
             }
-            show.disconnected(&error);
+            show.mark_disconnected(&error);
             Ok(None)
         }
         None => bail!("the watch of the job has ended"),
@@ -171,24 +184,24 @@ impl Followed {
     }
 
     fn take_report(&mut self, change: Event<ImagePrePullReport>) {
-        match self.listed.take(change, ResourceExt::name_any) {
-            Some(Change::Put(report)) => {
-                self.tallies.insert(report.name_any(), Tally::of(&report));
+        match self.listed.take_event(change, ResourceExt::name_any) {
+            Some(ListChange::Put(report)) => {
+                self.tallies.insert(report.name_any(), Tally::of_report(&report));
             }
-            Some(Change::Remove(report)) => {
+            Some(ListChange::Remove(report)) => {
                 self.tallies.remove(&report.name_any());
             }
-            Some(Change::Retain(names)) => self.tallies.retain(|name, _| names.contains(name)),
+            Some(ListChange::Retain(names)) => self.tallies.retain(|name, _| names.contains(name)),
             None => {}
         }
     }
 
-    fn view(&mut self) -> View {
+    fn view(&mut self) -> JobView {
         let tally = Tally::sum(self.tallies.values());
-        let view = View::new(&self.job, &tally, None, Timestamp::now());
+        let view = JobView::new(&self.job, &tally, None, Timestamp::now());
         let at = self.since.get_or_insert_with(Instant::now).elapsed();
         let view = match self.pace.observe(at, view.bytes.done, view.done) {
-            Some(pace) => View::new(&self.job, &tally, Some(pace), Timestamp::now()),
+            Some(pace) => JobView::new(&self.job, &tally, Some(pace), Timestamp::now()),
             None => view,
         };
         view.without_leader(self.gone.as_ref())

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::view::Pace;
+use super::view::JobPace;
 
 /// What is looked back on: long enough for reports that are written every few seconds, short enough to notice a link that
 /// has become slow.
@@ -28,7 +28,7 @@ struct Sample {
 
 impl PaceMeter {
     /// Takes in how far the job is after `at`, and returns its pace, once there is one.
-    pub(crate) fn observe(&mut self, at: Duration, bytes: u64, done: f64) -> Option<Pace> {
+    pub(crate) fn observe(&mut self, at: Duration, bytes: u64, done: f64) -> Option<JobPace> {
         if self.samples.back().is_some_and(|last| done < last.done || bytes < last.bytes) {
             // Another round: the samples of the last one don't apply.
             self.samples.clear();
@@ -43,7 +43,7 @@ impl PaceMeter {
         let first = self.samples.front()?;
         let passed = at.checked_sub(first.at).filter(|passed| *passed >= SHORTEST)?.as_secs_f64();
         #[allow(clippy::cast_precision_loss)] // it becomes a rate for people
-        Some(Pace { bytes: (bytes - first.bytes) as f64 / passed, done: (done - first.done) / passed })
+        Some(JobPace { bytes: (bytes - first.bytes) as f64 / passed, done: (done - first.done) / passed })
     }
 }
 
@@ -61,12 +61,12 @@ mod tests {
         assert_eq!(meter.observe(seconds(0), 1000, 0.0), None, "what was there before has no rate");
         assert_eq!(meter.observe(seconds(2), 3000, 0.1), None);
         let first = meter.observe(seconds(10), 11_000, 0.5);
-        assert_eq!(first, Some(Pace { bytes: 1000.0, done: 0.05 }));
+        assert_eq!(first, Some(JobPace { bytes: 1000.0, done: 0.05 }));
         // Nothing happens for a long time.
         for second in 11..90 {
             meter.observe(seconds(second), 11_000, 0.5);
         }
-        assert_eq!(meter.observe(seconds(90), 11_000, 0.5), Some(Pace::default()));
+        assert_eq!(meter.observe(seconds(90), 11_000, 0.5), Some(JobPace::default()));
         assert!(meter.samples.len() < 130);
     }
 

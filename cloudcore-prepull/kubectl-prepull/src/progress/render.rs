@@ -1,12 +1,12 @@
 //! The text of a view, by the width of the screen.
 
 use prepull_api::crd::status::JobPhase;
-use prepull_program::table::align;
+use prepull_program::table::align_columns;
 
 use super::tally::fraction;
-use super::view::{Alike, Failures, View};
-use crate::amounts::{bytes, count, duration, listed, part_of};
-use crate::screen::{Paint, Screen, Tone, cut, wrap};
+use super::view::{Alike, Failures, JobView};
+use crate::amounts::{format_bytes, format_count, format_duration, format_names, part_of};
+use crate::screen::{Paint, Screen, Tone, truncate_text, wrap};
 
 /// Columns of the names of the lines.
 const LABEL: usize = 10;
@@ -18,8 +18,8 @@ const USUAL_WIDTH: usize = 100;
 const GROUPS: usize = 5;
 
 /// The text. `wide`: with the nodes at work.
-pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
-    let page = Page {
+pub(crate) fn render_view(view: &JobView, screen: Screen, wide: bool) -> String {
+    let page = TextLayout {
         paint: screen.paint,
         width: screen.width.unwrap_or(USUAL_WIDTH),
         is_cut: screen.width.is_some(),
@@ -34,12 +34,13 @@ pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
     lines.extend(page.download(view));
     lines.extend(page.parts(view));
     if let Some(wave) = &view.wave {
-        let next = wave.paused_seconds.map(|left| format!("; the next one begins in {}", duration(left)));
+        let next =
+            wave.paused_seconds.map(|left| format!("; the next one begins in {}", format_duration(left)));
         let text = format!(
             "{} of {}, up to {}{}",
             wave.number,
             wave.of,
-            count(wave.nodes.into(), "node"),
+            format_count(wave.nodes.into(), "node"),
             next.unwrap_or_default()
         );
         lines.extend(page.labelled("wave", &text));
@@ -73,7 +74,7 @@ pub(crate) fn render(view: &View, screen: Screen, wide: bool) -> String {
 }
 
 /// What the person may want to do now.
-fn next_step(view: &View) -> Option<String> {
+fn next_step(view: &JobView) -> Option<String> {
     if let Some(namespace) = &view.namespace {
         return next_step_of_kruise(view, namespace);
     }
@@ -100,10 +101,10 @@ fn next_step(view: &View) -> Option<String> {
 }
 
 /// The same for a job of OpenKruise, which kubectl changes.
-fn next_step_of_kruise(view: &View, namespace: &str) -> Option<String> {
+fn next_step_of_kruise(view: &JobView, namespace: &str) -> Option<String> {
     let job = &view.job;
     if !view.failures.is_empty() {
-        return Some(format!("kubectl prepull failures {} lists the nodes", view.named()));
+        return Some(format!("kubectl prepull failures {} lists the nodes", view.command_name()));
     }
     match view.phase {
         JobPhase::Init if !view.reason.is_empty() => {
@@ -117,46 +118,49 @@ fn next_step_of_kruise(view: &View, namespace: &str) -> Option<String> {
 }
 
 /// The screen, with the ways in which lines are laid out on it.
-struct Page {
+struct TextLayout {
     paint: Paint,
     width: usize,
     /// Whether lines are cut and wrapped at the width.
     is_cut: bool,
 }
 
-impl Page {
-    fn title(&self, view: &View) -> String {
+impl TextLayout {
+    fn title(&self, view: &JobView) -> String {
         let (phase, tone) = phase_of(view);
         let word = if view.is_over { "after" } else { "for" };
-        let time = view.seconds.map(|seconds| format!("  {word} {}", duration(seconds))).unwrap_or_default();
+        let time =
+            view.seconds.map(|seconds| format!("  {word} {}", format_duration(seconds))).unwrap_or_default();
         let round = if view.round == 0 { String::new() } else { format!("  retry {}", view.round) };
         format!(
             "{}  {}{time}{round}",
-            self.paint.with(Tone::Bold, &view.named()),
-            self.paint.with(tone, phase)
+            self.paint.with_tone(Tone::Bold, &view.command_name()),
+            self.paint.with_tone(tone, phase)
         )
     }
 
-    fn images(&self, view: &View) -> Vec<String> {
+    fn images(&self, view: &JobView) -> Vec<String> {
         let Some(first) = view.images.first() else { return Vec::new() };
         let more = match view.images.len() - 1 {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
         let room = self.room().saturating_sub(more.len());
-        let first = if self.is_cut { cut(first, room) } else { first.clone() };
+        let first = if self.is_cut { truncate_text(first, room) } else { first.clone() };
         let label = if view.removal.is_some() { "removes" } else { "images" };
         vec![format!("{label:LABEL$}{first}{more}")]
     }
 
-    fn nodes(&self, view: &View) -> Vec<String> {
+    fn nodes(&self, view: &JobView) -> Vec<String> {
         let nodes = &view.nodes;
         if nodes.desired == 0 {
             return Vec::new();
         }
-        let left =
-            view.seconds_left.map(|left| format!(", about {} left", duration(left))).unwrap_or_default();
-        let text = format!("{} of {}{left}", view.ended(), nodes.desired);
+        let left = view
+            .seconds_left
+            .map(|left| format!(", about {} left", format_duration(left)))
+            .unwrap_or_default();
+        let text = format!("{} of {}{left}", view.ended_nodes(), nodes.desired);
         let tone = if nodes.failure + nodes.unknown > 0 { Tone::Wait } else { Tone::Good };
         let mut lines = vec![self.bar(&format!("{}s", view.noun()), view.done, tone, &text)];
         let counts = [
@@ -168,20 +172,22 @@ impl Page {
             (nodes.skipped, "skipped", Tone::Dim),
         ];
         let shown = counts.iter().filter(|(nodes, ..)| *nodes > 0);
-        let shown: Vec<_> =
-            shown.map(|(nodes, what, tone)| self.paint.with(*tone, &format!("{nodes} {what}"))).collect();
+        let shown: Vec<_> = shown
+            .map(|(nodes, what, tone)| self.paint.with_tone(*tone, &format!("{nodes} {what}")))
+            .collect();
         lines.push(format!("{:LABEL$}{}", "", shown.join(", ")));
         lines
     }
 
-    fn download(&self, view: &View) -> Vec<String> {
+    fn download(&self, view: &JobView) -> Vec<String> {
         if let Some(removal) = view.removal.as_ref().filter(|_| !view.is_over) {
             return self.labelled("so far", &removal.sentence(view.dry_run));
         }
         if view.bytes.total == 0 {
             return Vec::new();
         }
-        let rate = view.bytes_per_second.map(|rate| format!(", {}/s", bytes(rate))).unwrap_or_default();
+        let rate =
+            view.bytes_per_second.map(|rate| format!(", {}/s", format_bytes(rate))).unwrap_or_default();
         let text = format!("{}{rate}", part_of(view.bytes.done, view.bytes.total));
         let mut lines =
             vec![self.bar("download", fraction(view.bytes.done, view.bytes.total), Tone::Good, &text)];
@@ -192,7 +198,7 @@ impl Page {
         lines
     }
 
-    fn parts(&self, view: &View) -> Vec<String> {
+    fn parts(&self, view: &JobView) -> Vec<String> {
         if view.parts.is_empty() {
             return Vec::new();
         }
@@ -208,9 +214,10 @@ impl Page {
                 part.image.clone(),
             ]
         }));
-        let table = align(&rows, 3);
-        let lines =
-            table.lines().map(|line| if self.is_cut { cut(line, self.width) } else { line.to_owned() });
+        let table = align_columns(&rows, 3);
+        let lines = table
+            .lines()
+            .map(|line| if self.is_cut { truncate_text(line, self.width) } else { line.to_owned() });
         std::iter::once(String::new()).chain(lines).collect()
     }
 
@@ -222,13 +229,13 @@ impl Page {
         let full = ((length as f64 * part) as usize).min(length);
         let bar = format!(
             "{}{}",
-            self.paint.with(tone, &"━".repeat(full)),
-            self.paint.with(Tone::Dim, &"─".repeat(length - full))
+            self.paint.with_tone(tone, &"━".repeat(full)),
+            self.paint.with_tone(Tone::Dim, &"─".repeat(length - full))
         );
         format!("{label:LABEL$}{bar}  {text}")
     }
 
-    fn at_work(&self, view: &View) -> Vec<String> {
+    fn at_work(&self, view: &JobView) -> Vec<String> {
         let mut rows = vec![["AT WORK", "DOWNLOADED", ""].map(str::to_owned)];
         rows.extend(view.at_work.iter().map(|node| {
             let bytes = if node.bytes.total == 0 {
@@ -238,10 +245,10 @@ impl Page {
             };
             [node.node.clone(), bytes, node.reason.clone()]
         }));
-        let table = align(&rows, 3);
+        let table = align_columns(&rows, 3);
         let mut lines: Vec<_> = table
             .lines()
-            .map(|line| if self.is_cut { cut(line, self.width) } else { line.to_owned() })
+            .map(|line| if self.is_cut { truncate_text(line, self.width) } else { line.to_owned() })
             .collect();
         let more = u64::from(view.nodes.in_progress).saturating_sub(view.at_work.len() as u64);
         if more > 0 {
@@ -256,15 +263,15 @@ impl Page {
             [
                 failures.code.to_string(),
                 failures.nodes.to_string(),
-                listed(&failures.examples, failures.nodes),
+                format_names(&failures.examples, failures.nodes),
             ]
         }));
-        let table = align(&rows, 3);
+        let table = align_columns(&rows, 3);
         let mut shown = table.lines();
         let mut lines: Vec<_> =
-            shown.next().map(|title| self.paint.with(Tone::Bad, title)).into_iter().collect();
+            shown.next().map(|title| self.paint.with_tone(Tone::Bad, title)).into_iter().collect();
         for (line, failures) in shown.zip(failures) {
-            lines.push(if self.is_cut { cut(line, self.width) } else { line.to_owned() });
+            lines.push(if self.is_cut { truncate_text(line, self.width) } else { line.to_owned() });
             let others = if failures.nodes_with_reason < failures.nodes {
                 format!(" (on {} of them)", failures.nodes_with_reason)
             } else {
@@ -281,9 +288,15 @@ impl Page {
     fn groups(&self, what: &str, tone: Tone, groups: &[Alike]) -> Vec<String> {
         let mut lines = Vec::new();
         for group in groups.iter().take(GROUPS) {
-            let nodes =
-                format!("{} {what}: {}", count(group.nodes, "node"), listed(&group.examples, group.nodes));
-            lines.push(self.paint.with(tone, &if self.is_cut { cut(&nodes, self.width) } else { nodes }));
+            let nodes = format!(
+                "{} {what}: {}",
+                format_count(group.nodes, "node"),
+                format_names(&group.examples, group.nodes)
+            );
+            lines.push(
+                self.paint
+                    .with_tone(tone, &if self.is_cut { truncate_text(&nodes, self.width) } else { nodes }),
+            );
             lines.extend(self.indented(&group.reason, 2));
         }
         lines.extend(more_groups(groups.len()));
@@ -307,7 +320,7 @@ impl Page {
 }
 
 /// The state of a job in one word or a few, the same everywhere, and its colour.
-pub(crate) fn phase_of(view: &View) -> (&'static str, Tone) {
+pub(crate) fn phase_of(view: &JobView) -> (&'static str, Tone) {
     match view.phase {
         _ if view.refused => ("Refused", Tone::Bad),
         _ if view.is_over && view.cancelled => ("Cancelled", Tone::Wait),

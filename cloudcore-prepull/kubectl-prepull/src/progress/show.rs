@@ -4,16 +4,16 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
 
 use super::lines::Lines;
-use super::render::render;
-use super::view::View;
-use crate::output::Output;
-use crate::output::{Format, print, print_object};
+use super::render::render_view;
+use super::view::JobView;
+use crate::output::OutputFormat;
+use crate::output::{DocumentFormat, print, print_object};
 use crate::problem;
 use crate::screen::Screen;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 
 pub(crate) struct Show {
-    way: Way,
+    way: ShowMode,
     is_wide: bool,
     no_color: bool,
     is_lost: bool,
@@ -22,10 +22,10 @@ pub(crate) struct Show {
     heard: Timestamp,
 }
 
-enum Way {
+enum ShowMode {
     Bars(ProgressBar),
     Lines(Lines),
-    Documents(Format, Option<Box<View>>),
+    Documents(DocumentFormat, Option<Box<JobView>>),
     /// Nothing but the name, at the end.
     Name,
 }
@@ -33,22 +33,22 @@ enum Way {
 impl Show {
     pub(crate) fn new(session: &Session) -> Self {
         let output = session.global.output;
-        let way = match output.and_then(Output::format) {
-            Some(format) => Way::Documents(format, None),
-            None if output == Some(Output::Name) => Way::Name,
+        let way = match output.and_then(OutputFormat::format) {
+            Some(format) => ShowMode::Documents(format, None),
+            None if output == Some(OutputFormat::Name) => ShowMode::Name,
             None if session.screen.is_terminal => {
                 let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
                 // The template is a constant; a wrong one would be seen as the default style.
                 let style =
                     ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-                Way::Bars(bar.with_style(style))
+                ShowMode::Bars(bar.with_style(style))
             }
-            None => Way::Lines(Lines::default()),
+            None => ShowMode::Lines(Lines::default()),
         };
         let no_color = session.global.no_color;
         Self {
             way,
-            is_wide: output == Some(Output::Wide),
+            is_wide: output == Some(OutputFormat::Wide),
             no_color,
             is_lost: false,
             trouble: None,
@@ -57,70 +57,72 @@ impl Show {
     }
 
     pub(crate) fn has_bars(&self) -> bool {
-        matches!(self.way, Way::Bars(_))
+        matches!(self.way, ShowMode::Bars(_))
     }
 
-    pub(crate) fn now(&mut self, view: &View) -> anyhow::Result<()> {
+    pub(crate) fn draw_view(&mut self, view: &JobView) -> anyhow::Result<()> {
         match &mut self.way {
-            Way::Bars(bar) => {
+            ShowMode::Bars(bar) => {
                 // The person may have changed the size of the window.
-                let text = render(view, Screen::of_stdout(self.no_color), self.is_wide);
+                let text = render_view(view, Screen::of_stdout(self.no_color), self.is_wide);
                 let trouble = self.trouble.as_deref().unwrap_or_default();
                 bar.set_message(format!("{text}\n{trouble}").trim_end().to_owned());
                 bar.tick();
                 Ok(())
             }
-            Way::Lines(lines) => {
-                let lines = lines.about(view);
+            ShowMode::Lines(lines) => {
+                let lines = lines.describe_changes(view);
                 if lines.is_empty() { Ok(()) } else { print(&format!("{}\n", lines.join("\n"))) }
             }
-            Way::Documents(format, last) => {
+            ShowMode::Documents(format, last) => {
                 if last.as_deref() == Some(view) {
                     return Ok(());
                 }
                 *last = Some(Box::new(view.clone()));
                 print_object(view, *format)
             }
-            Way::Name => Ok(()),
+            ShowMode::Name => Ok(()),
         }
     }
 
     /// Makes room for the last page of a job that is over. Otherwise what was last seen of it stays.
-    pub(crate) fn end(&self, ended: Ended) {
+    pub(crate) fn finish_bars(&self, ended: CommandOutcome) {
         match &self.way {
-            Way::Bars(bar) if matches!(ended, Ended::Done | Ended::Failed) => bar.finish_and_clear(),
-            Way::Bars(bar) => bar.abandon(),
+            ShowMode::Bars(bar) if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) => {
+                bar.finish_and_clear()
+            }
+            ShowMode::Bars(bar) => bar.abandon(),
             _ => {}
         }
     }
 
-    pub(crate) fn last(&mut self, view: &View) -> anyhow::Result<()> {
+    pub(crate) fn print_last(&mut self, view: &JobView) -> anyhow::Result<()> {
         match &mut self.way {
-            Way::Bars(_) => print(&render(view, Screen::of_stdout(self.no_color), self.is_wide)),
-            Way::Lines(_) => {
-                self.now(view)?;
-                print(&format!("\n{}", render(view, Screen::of_stdout(self.no_color), self.is_wide)))
+            ShowMode::Bars(_) => print(&render_view(view, Screen::of_stdout(self.no_color), self.is_wide)),
+            ShowMode::Lines(_) => {
+                self.draw_view(view)?;
+                print(&format!("\n{}", render_view(view, Screen::of_stdout(self.no_color), self.is_wide)))
             }
-            Way::Documents(..) => self.now(view),
-            Way::Name => print(&format!("{}\n", view.full_name())),
+            ShowMode::Documents(..) => self.draw_view(view),
+            ShowMode::Name => print(&format!("{}\n", view.full_name())),
         }
     }
 
-    pub(crate) fn connected(&mut self) {
+    pub(crate) fn mark_connected(&mut self) {
         self.is_lost = false;
         self.trouble = None;
         self.heard = Timestamp::now();
     }
 
     /// The API server does not answer, and is asked again.
-    pub(crate) fn disconnected(&mut self, error: &anyhow::Error) {
+    pub(crate) fn mark_disconnected(&mut self, error: &anyhow::Error) {
         let since = self.heard.strftime("%H:%M:%S UTC");
-        let text = format!("nothing was heard since {since}, trying again: {}", problem::text(error));
+        let text = format!("nothing was heard since {since}, trying again: {}", problem::error_text(error));
         if self.has_bars() {
             self.trouble = Some(text);
         } else if !self.is_lost {
             self.is_lost = true;
-            problem::note(&text);
+            problem::print_note(&text);
         }
     }
 }

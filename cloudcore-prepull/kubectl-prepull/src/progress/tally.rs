@@ -8,7 +8,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::KubeletRecord;
 use serde::Serialize;
 
-use crate::screen::tame;
+use crate::screen::sanitize_line;
 
 /// Nodes that are named where there are many alike.
 pub(crate) const EXAMPLES: usize = 3;
@@ -19,13 +19,13 @@ const AT_WORK: usize = 20;
 
 /// Nodes that have something in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct NodeGroup {
     pub(crate) nodes: u64,
     pub(crate) examples: Vec<String>,
     reasons: BTreeMap<String, u64>,
 }
 
-impl Group {
+impl NodeGroup {
     pub(crate) fn add(&mut self, node: &str) {
         self.nodes += 1;
         if self.examples.len() < EXAMPLES {
@@ -49,7 +49,7 @@ impl Group {
     }
 
     /// The most frequent reason, and how many nodes have it.
-    pub(crate) fn reason(&self) -> Option<(&str, u64)> {
+    pub(crate) fn main_reason(&self) -> Option<(&str, u64)> {
         // The first one in the alphabet, of those that are equally frequent.
         let most = self.reasons.iter().rev().max_by_key(|(_, nodes)| **nodes);
         most.map(|(reason, nodes)| (reason.as_str(), *nodes))
@@ -58,7 +58,7 @@ impl Group {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct AtWork {
+pub(crate) struct NodeAtWork {
     pub(crate) node: String,
     /// Its bytes of all images, as far as they are known.
     pub(crate) bytes: ImageBytes,
@@ -75,16 +75,16 @@ pub(crate) struct Tally {
     /// Progress of the nodes at work, in whole nodes: three nodes, each half done, are 1.5.
     pub(crate) done_at_work: f64,
     /// Nodes in Failure and Unknown by code.
-    pub(crate) failures: BTreeMap<FailureCode, Group>,
+    pub(crate) failures: BTreeMap<FailureCode, NodeGroup>,
     /// Nodes that wait and say why, by reason.
-    pub(crate) waiting: BTreeMap<String, Group>,
-    pub(crate) at_work: Vec<AtWork>,
+    pub(crate) waiting: BTreeMap<String, NodeGroup>,
+    pub(crate) at_work: Vec<NodeAtWork>,
     /// Nodes with an image that the kubelet will ask the registry for, although it's there, by the first such reason.
-    pub(crate) asking: BTreeMap<String, Group>,
+    pub(crate) asking: BTreeMap<String, NodeGroup>,
 }
 
 impl Tally {
-    pub(crate) fn of(report: &ImagePrePullReport) -> Self {
+    pub(crate) fn of_report(report: &ImagePrePullReport) -> Self {
         Self::of_nodes(&report.body.node_status)
     }
 
@@ -140,15 +140,15 @@ impl Tally {
                 group.count_reason(&reason_of(node), 1);
             }
             NodePhase::Pending if !node.reason.is_empty() => {
-                self.waiting.entry(tame(&node.reason)).or_default().add(&node.node_name);
+                self.waiting.entry(sanitize_line(&node.reason)).or_default().add(&node.node_name);
             }
             NodePhase::InProgress => {
                 if bytes.total > 0 {
                     self.done_at_work += fraction(bytes.done, bytes.total);
                 }
                 if self.at_work.len() < AT_WORK {
-                    let (node, reason) = (node.node_name.clone(), tame(&node.reason));
-                    self.at_work.push(AtWork { node, bytes, reason });
+                    let (node, reason) = (node.node_name.clone(), sanitize_line(&node.reason));
+                    self.at_work.push(NodeAtWork { node, bytes, reason });
                 }
             }
             NodePhase::Pending | NodePhase::Successful => {}
@@ -163,7 +163,7 @@ fn ask_reason_of(node: &NodeStatus) -> Option<String> {
     let mut asking = is_there.filter(|image| {
         image.facts.kubelet_record.is_some_and(|record| record != KubeletRecord::SomeCredentials)
     });
-    Some(tame(&asking.next()?.facts.kubelet_record_reason))
+    Some(sanitize_line(&asking.next()?.facts.kubelet_record_reason))
 }
 
 /// A part of a whole, from 0 to 1.
@@ -189,5 +189,5 @@ pub(crate) fn bytes_of(node: &NodeStatus) -> ImageBytes {
 pub(crate) fn reason_of(node: &NodeStatus) -> String {
     let of_images = node.image_status.iter().map(|image| image.reason.as_str());
     let mut reasons = std::iter::once(node.reason.as_str()).chain(of_images);
-    tame(reasons.find(|reason| !reason.is_empty()).unwrap_or_default())
+    sanitize_line(reasons.find(|reason| !reason.is_empty()).unwrap_or_default())
 }

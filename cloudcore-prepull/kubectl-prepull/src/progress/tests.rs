@@ -7,16 +7,16 @@ use prepull_api::crd::download::WindowSpec;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec, RolloutStrategy};
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::crd::status::{
-    ImageBytes, ImagePrePullJobStatus, ImageStatus, JobPhase, NodePhase, NodeStatus, RolloutStatus,
+    ImageBytes, ImagePrePullJobStatus, JobImageStatus, JobPhase, NodePhase, NodeStatus, RolloutStatus,
     SkippedNode, Summary, Tristate,
 };
 use prepull_api::failure::FailureCode;
 use prepull_api::task::KubeletRecord;
 
 use super::lines::Lines;
-use super::render::render;
+use super::render::render_view;
 use super::tally::Tally;
-use super::view::{Pace, View};
+use super::view::{JobPace, JobView};
 use crate::leader::Leaderless;
 use crate::screen::Screen;
 use crate::snapshot::assert_snapshot;
@@ -53,11 +53,11 @@ fn job(phase: JobPhase, summary: Summary) -> ImagePrePullJob {
 }
 
 fn node(name: &str, phase: NodePhase, done: u64) -> NodeStatus {
-    let image = ImageStatus {
+    let image = JobImageStatus {
         image: "harbor.example/shop/web:v2026.11.22-rc1".to_owned(),
         status: Tristate::Unknown,
         bytes: Some(ImageBytes { done: done * MIB, total: 180 * MIB, from_peers: None }),
-        ..ImageStatus::default()
+        ..JobImageStatus::default()
     };
     NodeStatus {
         node_name: name.to_owned(),
@@ -74,11 +74,11 @@ fn failed(name: &str, code: FailureCode, reason: &str) -> NodeStatus {
 
 fn tally(nodes: Vec<NodeStatus>) -> Tally {
     let body = ReportBody { node_status: nodes, ..ReportBody::default() };
-    Tally::of(&ImagePrePullReport { body, ..ImagePrePullReport::default() })
+    Tally::of_report(&ImagePrePullReport { body, ..ImagePrePullReport::default() })
 }
 
 /// In the middle of its second wave, with everything that may be said.
-fn busy() -> View {
+fn busy() -> JobView {
     let no_room = "harbor.example/shop/web:v2026.11.22-rc1: the disk has 61.20 MiB free, and the image needs 541.00 MiB";
     let denied = "harbor.example/shop/api:v2026.11.22-rc1: the registry refuses the credentials of default/harbor: 401";
     let mut nodes: Vec<_> = (0..14).map(|n| node(&format!("edge-{n}"), NodePhase::Successful, 180)).collect();
@@ -99,18 +99,18 @@ fn busy() -> View {
         unknown: 0,
         skipped: 3,
     };
-    let pace = Pace { bytes: 41.2 * 1024.0 * 1024.0, done: 0.0012 };
-    View::new(&job(JobPhase::InProgress, summary), &tally(nodes), Some(pace), after(252))
+    let pace = JobPace { bytes: 41.2 * 1024.0 * 1024.0, done: 0.0012 };
+    JobView::new(&job(JobPhase::InProgress, summary), &tally(nodes), Some(pace), after(252))
 }
 
 #[test]
 fn a_running_job_fits_every_width() {
     for width in [80, 160] {
         let file = |kind: &str| format!("progress/tests/{kind}-{width}.txt");
-        assert_snapshot(&file("busy"), &render(&busy(), Screen::plain(width), false));
-        assert_snapshot(&file("busy-wide"), &render(&busy(), Screen::plain(width), true));
+        assert_snapshot(&file("busy"), &render_view(&busy(), Screen::plain(width), false));
+        assert_snapshot(&file("busy-wide"), &render_view(&busy(), Screen::plain(width), true));
     }
-    for line in render(&busy(), Screen::plain(80), true).lines() {
+    for line in render_view(&busy(), Screen::plain(80), true).lines() {
         assert!(line.chars().count() <= 80, "{line}");
     }
 }
@@ -132,12 +132,12 @@ fn an_ended_job_shows_the_next_step() {
     };
     let nodes =
         tally(vec![updated("edge-1"), updated("edge-2"), failed("edge-3", FailureCode::Unreachable, reason)]);
-    let view = View::new(&ended, &nodes, None, after(9_999));
+    let view = JobView::new(&ended, &nodes, None, after(9_999));
     assert_eq!(view.seconds, Some(75));
     for width in [80, 160] {
         assert_snapshot(
             &format!("progress/tests/ended-{width}.txt"),
-            &render(&view, Screen::plain(width), false),
+            &render_view(&view, Screen::plain(width), false),
         );
     }
 }
@@ -165,7 +165,7 @@ fn nodes_whose_kubelet_asks_are_counted() {
     let other = KubeletRecord::OtherRepository;
     let nodes = tally(vec![of("a", other), of("b", KubeletRecord::SomeCredentials), of("c", other)]);
     let ended = job(JobPhase::Completed, Summary { desired: 3, successful: 3, ..Summary::default() });
-    let text = render(&View::new(&ended, &nodes, None, after(9)), Screen::plain(80), false);
+    let text = render_view(&JobView::new(&ended, &nodes, None, after(9)), Screen::plain(80), false);
     let line = "2 nodes on which pods may not start offline: a, c\n  the kubelet asks\n";
     assert!(text.contains(line), "{text}");
 }
@@ -174,11 +174,11 @@ fn nodes_whose_kubelet_asks_are_counted() {
 fn a_job_that_nobody_serves_says_so() {
     let mut job = ImagePrePullJob::new("web", ImagePrePullJobSpec::default());
     job.metadata.creation_timestamp = Some(Time(START));
-    let view = |seconds| View::new(&job, &Tally::default(), None, after(seconds));
+    let view = |seconds| JobView::new(&job, &Tally::default(), None, after(seconds));
     assert_eq!(view(9).reason, "");
     assert!(view(10).reason.starts_with("no cloudcore-prepull has looked at it yet"), "{:?}", view(10));
     job.metadata.generation = Some(1);
-    assert!(!View::new(&job, &Tally::default(), None, after(10)).is_over);
+    assert!(!JobView::new(&job, &Tally::default(), None, after(10)).is_over);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn without_a_leader_nothing_is_new() {
     assert!(view.reason.contains("a-1 does not renew its Lease"), "{}", view.reason);
     assert_eq!((view.bytes_per_second, view.seconds_left), (None, None));
     assert_eq!(busy().without_leader(None), busy());
-    let over = View { is_over: true, ..busy() };
+    let over = JobView { is_over: true, ..busy() };
     assert_eq!(over.clone().without_leader(Some(&gone)), over);
 }
 
@@ -199,7 +199,7 @@ fn failures_are_grouped_by_code() {
         (from..from + 30).map(|n| failed(&format!("n{n}"), FailureCode::NoSpace, reason(n))).collect()
     };
     let tally = Tally::sum(&[tally(nodes(0)), tally(nodes(30))]);
-    let view = View::new(&job(JobPhase::Failure, Summary::default()), &tally, None, after(1));
+    let view = JobView::new(&job(JobPhase::Failure, Summary::default()), &tally, None, after(1));
     let [failures] = &view.failures[..] else { panic!("{:?}", view.failures) };
     assert_eq!((failures.nodes, failures.nodes_with_reason, failures.reason.as_str()), (60, 40, "common"));
     assert_eq!(failures.examples, ["n0", "n1", "n2"]);
@@ -210,30 +210,30 @@ fn the_time_left_needs_nodes_at_work() {
     let mut half = Summary { desired: 10, successful: 4, in_progress: 2, pending: 4, ..Summary::default() };
     let at_work = || tally((0..2).map(|n| node(&format!("n{n}"), NodePhase::InProgress, 90)).collect());
     // Four nodes and two halves in a hundred seconds.
-    let view = View::new(&job(JobPhase::InProgress, half.clone()), &at_work(), None, after(100));
+    let view = JobView::new(&job(JobPhase::InProgress, half.clone()), &at_work(), None, after(100));
     assert_eq!(view.seconds_left, Some(100));
     assert_eq!(view.bytes_per_second, Some(1_887_437), "180 MiB in 100 s");
     let mut windows = job(JobPhase::InProgress, half.clone());
     windows.spec.windows.push(WindowSpec::default());
-    assert_eq!(View::new(&windows, &at_work(), None, after(100)).seconds_left, None, "windows close");
+    assert_eq!(JobView::new(&windows, &at_work(), None, after(100)).seconds_left, None, "windows close");
     let mut closed = node("n1", NodePhase::InProgress, 90);
     closed.reason = "waits for its window".to_owned();
     let closed = tally(vec![node("n0", NodePhase::InProgress, 90), closed]);
-    let view = View::new(&job(JobPhase::InProgress, half.clone()), &closed, None, after(100));
+    let view = JobView::new(&job(JobPhase::InProgress, half.clone()), &closed, None, after(100));
     assert_eq!(view.seconds_left, None, "the box has windows");
     let mut waves = job(JobPhase::InProgress, half.clone());
     waves.spec.rollout = Some(RolloutStrategy { steps: Vec::new(), pause_seconds: 600 });
-    let pace = Some(Pace { bytes: 1.0, done: 0.005 });
-    assert_eq!(View::new(&waves, &at_work(), pace, after(100)).seconds_left, Some(100 + 600));
-    assert_eq!(View::new(&waves, &at_work(), None, after(100)).seconds_left, None, "it may have paused");
+    let pace = Some(JobPace { bytes: 1.0, done: 0.005 });
+    assert_eq!(JobView::new(&waves, &at_work(), pace, after(100)).seconds_left, Some(100 + 600));
+    assert_eq!(JobView::new(&waves, &at_work(), None, after(100)).seconds_left, None, "it may have paused");
     let paused = |status: &mut ImagePrePullJobStatus| {
         status.rollout.as_mut().unwrap().paused_until = Some(Time(after(130)));
     };
     paused(waves.status.as_mut().unwrap());
-    assert_eq!(View::new(&waves, &at_work(), pace, after(100)).seconds_left, Some(100 + 30));
+    assert_eq!(JobView::new(&waves, &at_work(), pace, after(100)).seconds_left, Some(100 + 30));
     let mut again = job(JobPhase::InProgress, half.clone());
     again.status.get_or_insert_default().retry = 1;
-    assert_eq!(View::new(&again, &at_work(), None, after(100)).bytes_per_second, None, "it had ended");
+    assert_eq!(JobView::new(&again, &at_work(), None, after(100)).bytes_per_second, None, "it had ended");
     let mut resumed = job(JobPhase::InProgress, half.clone());
     let mut condition: Condition = serde_json::from_value(serde_json::json!({
         "type": "Suspended", "status": "False", "reason": "NotSuspended", "message": "",
@@ -241,37 +241,37 @@ fn the_time_left_needs_nodes_at_work() {
     }))
     .unwrap();
     resumed.status.get_or_insert_default().conditions = vec![condition.clone()];
-    assert_eq!(View::new(&resumed, &at_work(), None, after(100)).seconds_left, Some(100));
+    assert_eq!(JobView::new(&resumed, &at_work(), None, after(100)).seconds_left, Some(100));
     condition.last_transition_time = Time(after(50));
     resumed.status.get_or_insert_default().conditions = vec![condition];
-    assert_eq!(View::new(&resumed, &at_work(), None, after(100)).seconds_left, None, "it was suspended");
+    assert_eq!(JobView::new(&resumed, &at_work(), None, after(100)).seconds_left, None, "it was suspended");
     half.in_progress = 0;
-    let view = View::new(&job(JobPhase::InProgress, half), &Tally::default(), None, after(100));
+    let view = JobView::new(&job(JobPhase::InProgress, half), &Tally::default(), None, after(100));
     assert_eq!((view.seconds_left, view.bytes_per_second), (None, None));
 }
 
 #[test]
 fn without_terminal_each_change_is_one_line() {
     let mut lines = Lines::default();
-    let mut text = lines.about(&busy());
-    assert_eq!(lines.about(&busy()), [""; 0]);
+    let mut text = lines.describe_changes(&busy());
+    assert_eq!(lines.describe_changes(&busy()), [""; 0]);
     let mut view = busy();
     view.nodes.successful += 1;
     view.bytes_per_second = None;
-    text.extend(lines.about(&view));
+    text.extend(lines.describe_changes(&view));
     view.suspended = true;
-    text.extend(lines.about(&view));
+    text.extend(lines.describe_changes(&view));
     assert_snapshot("progress/tests/lines.txt", &format!("{}\n", text.join("\n")));
     // How many wait changes from second to second while their secret is looked for.
-    let waits = |view: &mut View, nodes: &str, secret: &str| {
+    let waits = |view: &mut JobView, nodes: &str, secret: &str| {
         view.reason = format!("{nodes} waiting: secret {secret}");
     };
     waits(&mut view, "12 nodes", "default/harbor");
-    assert_eq!(lines.about(&view).len(), 1);
+    assert_eq!(lines.describe_changes(&view).len(), 1);
     waits(&mut view, "1 node", "default/harbor");
-    assert_eq!(lines.about(&view), [""; 0]);
+    assert_eq!(lines.describe_changes(&view), [""; 0]);
     waits(&mut view, "1 node", "default/other");
-    assert_eq!(lines.about(&view).len(), 1);
+    assert_eq!(lines.describe_changes(&view).len(), 1);
 }
 
 #[test]
@@ -281,11 +281,11 @@ fn an_ended_job_has_no_waiting_nodes() {
         NodeStatus { reason: "the time of the job was over".to_owned(), ..node("e", NodePhase::Pending, 0) };
     let tally = tally(vec![waits]);
     let mut ended = job(JobPhase::Failure, summary);
-    let text = render(&View::new(&ended, &tally, None, after(9)), Screen::plain(80), false);
+    let text = render_view(&JobView::new(&ended, &tally, None, after(9)), Screen::plain(80), false);
     assert!(text.contains("2 successful, 1 not started") && text.contains("1 node not started: e"), "{text}");
     assert!(text.ends_with("kubectl prepull retry spring-release takes it up again\n"), "{text}");
     // There is no way back.
     ended.spec.cancel = true;
-    let text = render(&View::new(&ended, &tally, None, after(9)), Screen::plain(80), false);
+    let text = render_view(&JobView::new(&ended, &tally, None, after(9)), Screen::plain(80), false);
     assert!(!text.contains("retry"), "{text}");
 }

@@ -8,12 +8,12 @@ use prepull_api::crd::status::{ImageBytes, JobPhase, Summary};
 use prepull_api::failure::FailureCode;
 use serde::Serialize;
 
-use super::tally::{AtWork, Group, Tally};
+use super::tally::{NodeAtWork, NodeGroup, Tally};
 use crate::amounts::seconds_between;
 use crate::jobs;
 use crate::leader::Leaderless;
 use crate::output::job_name;
-use crate::screen::tame;
+use crate::screen::sanitize_line;
 
 /// Seconds without a status after which a job has no leader: a leader that works takes a moment.
 const NO_LEADER_AFTER: u64 = 10;
@@ -21,7 +21,7 @@ const NO_LEADER_AFTER: u64 = 10;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(clippy::struct_excessive_bools, reason = "the fields of a document")]
-pub(crate) struct View {
+pub(crate) struct JobView {
     /// Name of the job; of one of OpenKruise's with its kind.
     pub(crate) job: String,
     /// Namespace of the job. Those that are ours have none.
@@ -58,7 +58,7 @@ pub(crate) struct View {
     /// Nodes by phase; of a list each counts once for each image.
     pub(crate) nodes: Summary,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<ListPart>,
     /// Bytes on the nodes, and the total of all images with a known size.
     pub(crate) bytes: ImageBytes,
     /// Bytes of these that nodes didn't download, thanks to deltas.
@@ -78,7 +78,7 @@ pub(crate) struct View {
     /// Nodes with an image that the kubelet will ask the registry for, although it's there, by reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) asking: Vec<Alike>,
-    pub(crate) at_work: Vec<AtWork>,
+    pub(crate) at_work: Vec<NodeAtWork>,
     /// How much is done, from 0 to 1.
     #[serde(skip)]
     pub(crate) done: f64,
@@ -106,7 +106,7 @@ fn is_refused(job: &ImagePrePullJob) -> bool {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Part {
+pub(crate) struct ListPart {
     pub(crate) image: String,
     pub(crate) job: String,
     pub(crate) phase: JobPhase,
@@ -149,22 +149,22 @@ pub(crate) struct Alike {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Pace {
+pub(crate) struct JobPace {
     pub(crate) bytes: f64,
     /// Parts of the whole job a second.
     pub(crate) done: f64,
 }
 
-impl View {
+impl JobView {
     /// Makes the view. `pace`: what was observed; without it, the average since the start counts.
-    pub(crate) fn new(job: &ImagePrePullJob, tally: &Tally, pace: Option<Pace>, now: Timestamp) -> Self {
+    pub(crate) fn new(job: &ImagePrePullJob, tally: &Tally, pace: Option<JobPace>, now: Timestamp) -> Self {
         let status = job.status.clone().unwrap_or_default();
         let is_over = jobs::is_over(job);
         let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let started = status.start_time.as_ref().map(|time| time.0);
         let ended = status.completion_time.as_ref().filter(|_| is_over).map(|time| time.0);
         let seconds = started.map(|started| seconds_between(started, ended.unwrap_or(now)));
-        let mut reason = tame(&status.reason);
+        let mut reason = sanitize_line(&status.reason);
         if status.observed_generation.is_none()
             && created.is_some_and(|created| seconds_between(created, now) >= NO_LEADER_AFTER)
         {
@@ -182,7 +182,7 @@ impl View {
         let pauses = pauses_ahead(job, now);
         let has_stood = status.retry > 0 || was_suspended || pauses > 0;
         // Those of the job, and those of boxes, as far as their agents say so.
-        let waits = |node: &AtWork| node.reason.starts_with("waits");
+        let waits = |node: &NodeAtWork| node.reason.starts_with("waits");
         let has_windows = !job.spec.windows.is_empty() || tally.at_work.iter().any(waits);
         let pace = pace
             .or_else(|| average(seconds?, bytes.done, done).filter(|_| !has_stood && !has_windows))
@@ -218,7 +218,7 @@ impl View {
                 .cloned()
                 .chain(sources)
                 .chain(removed)
-                .map(|image| tame(&image))
+                .map(|image| sanitize_line(&image))
                 .collect(),
             removal: template.remove.as_ref().map(|_| status.removal.unwrap_or_default()),
             dry_run: template.remove.as_ref().is_some_and(|remove| remove.dry_run),
@@ -228,10 +228,10 @@ impl View {
                 nodes: wave.nodes,
                 paused_seconds: wave.paused_until.map(|until| seconds_between(now, until.0)),
             }),
-            bytes_per_second: pace.map(|pace| whole(pace.bytes)).filter(|rate| *rate > 0),
+            bytes_per_second: pace.map(|pace| round_to_whole(pace.bytes)).filter(|rate| *rate > 0),
             seconds_left: pace
                 .filter(|pace| pace.done > 0.0 && !has_windows)
-                .map(|pace| whole((1.0 - done) / pace.done).saturating_add(pauses)),
+                .map(|pace| round_to_whole((1.0 - done) / pace.done).saturating_add(pauses)),
             failures: failures(tally),
             waiting: groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group))),
             skipped: skipped(&status.skipped_nodes),
@@ -245,11 +245,11 @@ impl View {
     }
 
     /// The view of another kind of job, with what its nodes say and the average pace.
-    pub(crate) fn with(mut self, tally: &Tally) -> Self {
+    pub(crate) fn with_tally(mut self, tally: &Tally) -> Self {
         self.done = part_done(&self.nodes, 0.0);
         let pace = self.seconds.and_then(|seconds| average(seconds, 0, self.done));
         let pace = pace.filter(|pace| !self.is_over && self.nodes.in_progress > 0 && pace.done > 0.0);
-        self.seconds_left = pace.map(|pace| whole((1.0 - self.done) / pace.done));
+        self.seconds_left = pace.map(|pace| round_to_whole((1.0 - self.done) / pace.done));
         self.failures = failures(tally);
         self.waiting = groups(tally.waiting.iter().map(|(reason, group)| (reason.as_str(), group)));
         self.at_work.clone_from(&tally.at_work);
@@ -269,15 +269,15 @@ impl View {
     }
 
     /// The view with this reason, unless it is one of the usual ones.
-    pub(crate) fn because(mut self, reason: &str, usual: &[&str]) -> Self {
+    pub(crate) fn with_reason(mut self, reason: &str, usual: &[&str]) -> Self {
         if !usual.iter().any(|usual| reason.starts_with(usual)) {
-            self.reason = tame(reason);
+            self.reason = sanitize_line(reason);
         }
         self
     }
 
     /// The job as a command names it: `web`, or `imagepulljob/web -n shop`.
-    pub(crate) fn named(&self) -> String {
+    pub(crate) fn command_name(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{} -n {namespace}", self.job),
             None => self.job.clone(),
@@ -297,7 +297,7 @@ impl View {
     }
 
     /// Nodes that have ended, well or badly.
-    pub(crate) fn ended(&self) -> u32 {
+    pub(crate) fn ended_nodes(&self) -> u32 {
         self.nodes.successful + self.nodes.failure + self.nodes.unknown
     }
 }
@@ -313,13 +313,14 @@ fn part_done(nodes: &Summary, at_work: f64) -> f64 {
 }
 
 /// The average of a job that has been running for so long. The first seconds say nothing.
-fn average(seconds: u64, bytes: u64, done: f64) -> Option<Pace> {
+fn average(seconds: u64, bytes: u64, done: f64) -> Option<JobPace> {
     const TOO_EARLY: u64 = 5;
     #[allow(clippy::cast_precision_loss)] // it becomes a rate for people
-    (seconds >= TOO_EARLY).then(|| Pace { bytes: bytes as f64 / seconds as f64, done: done / seconds as f64 })
+    (seconds >= TOO_EARLY)
+        .then(|| JobPace { bytes: bytes as f64 / seconds as f64, done: done / seconds as f64 })
 }
 
-fn whole(number: f64) -> u64 {
+fn round_to_whole(number: f64) -> u64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the cast saturates
     (number.round() as u64)
 }
@@ -329,7 +330,7 @@ fn failures(tally: &Tally) -> Vec<Failures> {
         .failures
         .iter()
         .map(|(code, group)| {
-            let (reason, nodes_with_reason) = group.reason().unwrap_or_default();
+            let (reason, nodes_with_reason) = group.main_reason().unwrap_or_default();
             Failures {
                 code: *code,
                 nodes: group.nodes,
@@ -343,7 +344,7 @@ fn failures(tally: &Tally) -> Vec<Failures> {
     failures
 }
 
-fn groups<'a>(groups: impl Iterator<Item = (&'a str, &'a Group)>) -> Vec<Alike> {
+fn groups<'a>(groups: impl Iterator<Item = (&'a str, &'a NodeGroup)>) -> Vec<Alike> {
     let mut nodes: Vec<_> = groups
         .map(|(reason, group)| Alike {
             reason: reason.to_owned(),
@@ -356,9 +357,9 @@ fn groups<'a>(groups: impl Iterator<Item = (&'a str, &'a Group)>) -> Vec<Alike> 
 }
 
 fn skipped(skipped: &[prepull_api::crd::status::SkippedNode]) -> Vec<Alike> {
-    let mut by_reason = std::collections::BTreeMap::<String, Group>::new();
+    let mut by_reason = std::collections::BTreeMap::<String, NodeGroup>::new();
     for node in skipped {
-        by_reason.entry(tame(&node.reason)).or_default().add(&node.node_name);
+        by_reason.entry(sanitize_line(&node.reason)).or_default().add(&node.node_name);
     }
     groups(by_reason.iter().map(|(reason, group)| (reason.as_str(), group)))
 }

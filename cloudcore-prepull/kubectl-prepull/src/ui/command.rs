@@ -16,9 +16,9 @@ use crate::cluster::Cluster;
 use crate::edges;
 use crate::output::print;
 use crate::problem;
-use crate::session::{Ended, Session};
+use crate::session::{CommandOutcome, Session};
 use crate::ui::guard::Guard;
-use crate::ui::server::{Page, router};
+use crate::ui::server::{PageContext, router};
 use crate::ui::watching::Watching;
 
 /// Programs that open an address in the browser: of Linux desktops, of macOS.
@@ -49,7 +49,11 @@ pub(crate) struct UiArgs {
     site_label: Option<String>,
 }
 
-pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> anyhow::Result<Ended> {
+pub(crate) async fn run(
+    session: &Session,
+    cluster: Cluster,
+    args: &UiArgs,
+) -> anyhow::Result<CommandOutcome> {
     let listener = TcpListener::bind(("127.0.0.1", args.port)).await.with_context(|| {
         format!("--port {}: the page cannot be served there; another program may have the port", args.port)
     })?;
@@ -61,7 +65,7 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
         // Without an answer there is a page all the same.
         None => timeout(SITE_LABEL_WITHIN, edges::site_label(&cluster)).await.unwrap_or_default(),
     };
-    let page = Arc::new(Page {
+    let page = Arc::new(PageContext {
         guard,
         address,
         cluster,
@@ -70,7 +74,7 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
     });
     print(&format!("{url}\n"))?;
     if !args.no_open && session.screen.is_terminal {
-        open(&url).await;
+        open_browser(&url).await;
     }
     let served =
         axum::serve(listener, router(Arc::clone(&page)).into_make_service_with_connect_info::<SocketAddr>());
@@ -82,12 +86,12 @@ pub(crate) async fn run(session: &Session, cluster: Cluster, args: &UiArgs) -> a
         },
         interrupted = tokio::signal::ctrl_c() => {
             interrupted.context("Ctrl-C cannot be waited for")?;
-            Ok(Ended::Done)
+            Ok(CommandOutcome::Done)
         }
     }
 }
 
-async fn open(url: &str) {
+async fn open_browser(url: &str) {
     for opener in OPENERS {
         let mut command = Command::new(opener);
         command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -95,5 +99,5 @@ async fn open(url: &str) {
             return;
         }
     }
-    problem::note("no browser could be opened: open the address above yourself");
+    problem::print_note("no browser could be opened: open the address above yourself");
 }

@@ -33,7 +33,7 @@ pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item
         drop(known);
         let mut events = Vec::new();
         if seen_state.is_empty() {
-            events.push(event("hello", &serde_json::json!({ "cluster": cluster })));
+            events.push(json_event("hello", &serde_json::json!({ "cluster": cluster })));
         }
         if state != seen_state {
             events.push(Event::default().event("state").data(&state));
@@ -53,14 +53,14 @@ pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item
                     }
                 }
                 events.extend(
-                    seen.keys().filter(|name| !now.contains_key(*name)).map(|name| event("gone", name)),
+                    seen.keys().filter(|name| !now.contains_key(*name)).map(|name| json_event("gone", name)),
                 );
             }
         }
         seen = Some(now);
         events
     };
-    stream(watching, next)
+    change_stream(watching, next)
 }
 
 /// The nodes of a job, each with the value of this label: `nodes`, and then `changed` and `gone`.
@@ -68,46 +68,49 @@ pub(crate) fn nodes(watching: Arc<Watching>, job: String, site_label: Arc<str>) 
     let mut seen: Option<BTreeMap<String, Arc<NodeRow>>> = None;
     let next = move |watching: &Watching| {
         let known = watching.known();
-        let (now, sites) = (known.nodes(&job), known.labelled(&site_label));
-        let shown = |row| Shown { row, site: sites.get(row.name.as_str()).copied() };
+        let (now, sites) = (known.nodes(&job), known.label_values(&site_label));
+        let shown = |row| ShownNode { row, site: sites.get(row.name.as_str()).copied() };
         let mut events = Vec::new();
         match &seen {
-            None => events.push(event("nodes", &now.values().map(|row| shown(row)).collect::<Vec<_>>())),
+            None => events.push(json_event("nodes", &now.values().map(|row| shown(row)).collect::<Vec<_>>())),
             Some(seen) => {
                 let is_new =
                     |row: &&Arc<NodeRow>| !seen.get(&row.name).is_some_and(|seen| Arc::ptr_eq(seen, row));
                 let changed: Vec<_> = now.values().filter(is_new).map(|row| shown(row)).collect();
                 if !changed.is_empty() {
-                    events.push(event("changed", &changed));
+                    events.push(json_event("changed", &changed));
                 }
                 let gone: Vec<_> = seen.keys().filter(|name| !now.contains_key(*name)).collect();
                 if !gone.is_empty() {
-                    events.push(event("gone", &gone));
+                    events.push(json_event("gone", &gone));
                 }
             }
         }
         seen = Some(now);
         events
     };
-    stream(watching, next)
+    change_stream(watching, next)
 }
 
 /// A node as it is sent.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct ShownNode<'a> {
     #[serde(flatten)]
     row: &'a NodeRow,
     #[serde(skip_serializing_if = "Option::is_none")]
     site: Option<&'a str>,
 }
 
-fn event(name: &str, data: &impl Serialize) -> Event {
+fn json_event(name: &str, data: &impl Serialize) -> Event {
     // Only maps with keys that are no texts cannot be written, and there are none.
     Event::default().event(name).data(serde_json::to_string(data).unwrap_or_default())
 }
 
 /// A stream of what `next` returns, each time that something has changed.
-fn stream(watching: Arc<Watching>, next: impl FnMut(&Watching) -> Vec<Event>) -> impl Stream<Item = Part> {
+fn change_stream(
+    watching: Arc<Watching>,
+    next: impl FnMut(&Watching) -> Vec<Event>,
+) -> impl Stream<Item = Part> {
     let changes = watching.changes();
     let feed = Feed { watching, next, waiting: VecDeque::new(), changes, has_begun: false };
     unfold(feed, |mut feed| async move {

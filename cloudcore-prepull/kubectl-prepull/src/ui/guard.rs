@@ -49,7 +49,7 @@ impl Guard {
     /// # Errors
     ///
     /// The status and the text to answer instead.
-    pub(crate) fn check(
+    pub(crate) fn check_request(
         &self,
         method: &Method,
         headers: &HeaderMap,
@@ -93,7 +93,7 @@ mod tests {
         let headers: HeaderMap =
             headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
         let guard = Guard::with_token("abcd".to_owned(), 4000);
-        guard.check(method, &headers, token).map_or_else(|(status, _)| status.as_u16(), |()| 200)
+        guard.check_request(method, &headers, token).map_or_else(|(status, _)| status.as_u16(), |()| 200)
     }
 
     #[test]

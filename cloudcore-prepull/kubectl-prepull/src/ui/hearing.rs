@@ -33,7 +33,7 @@ struct Loss {
 /// The state of the connection, as a page receives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct State<'a> {
+pub(crate) struct HearingState<'a> {
     /// Since when something hasn't been heard.
     #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<Timestamp>,
@@ -58,13 +58,13 @@ impl Loss {
 
 impl Hearing {
     /// An error of something that is read. The first one counts until it's heard again.
-    pub(crate) fn lose(&mut self, what: &'static str, text: String, now: Timestamp) {
+    pub(crate) fn note_loss(&mut self, what: &'static str, text: String, now: Timestamp) {
         let loss = self.lost.entry(what).or_insert(Loss { since: now, last: now, text });
         loss.last = now;
     }
 
     /// Something is heard again.
-    pub(crate) fn hear(&mut self, what: &'static str) {
+    pub(crate) fn note_heard(&mut self, what: &'static str) {
         self.lost.remove(what);
     }
 
@@ -81,12 +81,12 @@ impl Hearing {
         self.without_sites = Some(text);
     }
 
-    pub(crate) fn state(&self) -> State<'_> {
+    pub(crate) fn state(&self) -> HearingState<'_> {
         let server = self.lost.get(SERVER);
         // Between its last answer and the first error it may have been silent.
         let silent = server.and(self.answered);
         let first = server.or_else(|| self.lost.values().min_by_key(|loss| loss.since));
-        State {
+        HearingState {
             since: silent.or_else(|| first.map(|loss| loss.since)),
             lost: first.map(|loss| loss.text.as_str()),
             leaderless: self.leaderless.as_deref(),
@@ -105,33 +105,33 @@ mod tests {
     }
 
     fn lost(hearing: &Hearing) -> Option<(i64, &str)> {
-        let State { since, lost, .. } = hearing.state();
+        let HearingState { since, lost, .. } = hearing.state();
         Some((since?.as_second(), lost?))
     }
 
     #[test]
     fn the_first_loss_is_shown_with_its_time() {
         let mut hearing = Hearing::default();
-        assert_eq!(hearing.state(), State::default());
-        hearing.lose("jobs", "refused".to_owned(), at(10));
-        hearing.lose("reports", "reset".to_owned(), at(12));
-        hearing.lose("jobs", "silent".to_owned(), at(20));
+        assert_eq!(hearing.state(), HearingState::default());
+        hearing.note_loss("jobs", "refused".to_owned(), at(10));
+        hearing.note_loss("reports", "reset".to_owned(), at(12));
+        hearing.note_loss("jobs", "silent".to_owned(), at(20));
         assert_eq!(lost(&hearing), Some((10, "refused")));
-        hearing.hear("jobs");
+        hearing.note_heard("jobs");
         assert_eq!(lost(&hearing), Some((12, "reset")));
-        hearing.hear("reports");
+        hearing.note_heard("reports");
         assert_eq!(lost(&hearing), None);
     }
 
     #[test]
     fn a_lost_server_counts_from_its_last_answer() {
         let mut hearing = Hearing::default();
-        hearing.lose(SERVER, "refused".to_owned(), at(5));
+        hearing.note_loss(SERVER, "refused".to_owned(), at(5));
         assert_eq!(lost(&hearing), Some((5, "refused")));
-        hearing.lose("jobs", "busy".to_owned(), at(6));
+        hearing.note_loss("jobs", "busy".to_owned(), at(6));
         hearing.hear_server(None, at(7));
         assert_eq!(lost(&hearing), Some((6, "busy")), "it may fail again");
-        hearing.lose(SERVER, "silent".to_owned(), at(22));
+        hearing.note_loss(SERVER, "silent".to_owned(), at(22));
         assert_eq!(lost(&hearing), Some((7, "silent")));
     }
 
@@ -140,7 +140,7 @@ mod tests {
         let mut hearing = Hearing::default();
         for (errors, until) in [(vec![10], 15), (vec![10, 20], 40), (vec![10, 30, 60], 95)] {
             for second in errors {
-                hearing.lose("jobs", "refused".to_owned(), at(second));
+                hearing.note_loss("jobs", "refused".to_owned(), at(second));
             }
             hearing.hear_server(None, at(until - 1));
             assert_eq!(lost(&hearing), Some((10, "refused")), "it may fail again");

@@ -17,10 +17,10 @@ use super::hearing::Hearing;
 use super::rows::{JobRow, NodeRow};
 use crate::jobs;
 use crate::kruise::row_name;
-use crate::listing::{Change, Listing};
+use crate::listing::{ListChange, Listing};
 use crate::progress::pace::PaceMeter;
 use crate::progress::tally::Tally;
-use crate::progress::view::View;
+use crate::progress::view::JobView;
 
 /// A row as it is sent, with a number that grows with each change of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,13 +31,13 @@ pub(crate) struct Sent {
 
 /// Everything that is known.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct PageState {
     jobs: BTreeMap<String, Tracked>,
     listed_jobs: Listing<String>,
     /// Whether all jobs are known.
     has_jobs: bool,
     /// By the UID of their job, and by name.
-    reports: HashMap<String, BTreeMap<String, Report>>,
+    reports: HashMap<String, BTreeMap<String, ReportRows>>,
     listed_reports: Listing<(String, String)>,
     /// Whether all reports are known: what a list brings in is no download.
     has_reports: bool,
@@ -60,21 +60,21 @@ struct Tracked {
 }
 
 #[derive(Debug)]
-struct Report {
+struct ReportRows {
     tally: Tally,
     nodes: Vec<Arc<NodeRow>>,
 }
 
-impl Known {
+impl PageState {
     /// Takes a change of a job.
     pub(crate) fn take_job(&mut self, event: Event<ImagePrePullJob>) {
-        match self.listed_jobs.take(event, ResourceExt::name_any) {
-            Some(Change::Put(job)) => self.put_job(job),
-            Some(Change::Remove(job)) => {
+        match self.listed_jobs.take_event(event, ResourceExt::name_any) {
+            Some(ListChange::Put(job)) => self.put_job(job),
+            Some(ListChange::Remove(job)) => {
                 self.jobs.remove(&job.name_any());
                 self.changes += 1;
             }
-            Some(Change::Retain(names)) => {
+            Some(ListChange::Retain(names)) => {
                 self.jobs.retain(|name, _| names.contains(name));
                 self.has_jobs = true;
                 self.changes += 1;
@@ -96,16 +96,16 @@ impl Known {
     /// Takes a change of a report.
     pub(crate) fn take_report(&mut self, event: Event<ImagePrePullReport>) {
         let key = |report: &ImagePrePullReport| (uid_of_job(report), report.name_any());
-        match self.listed_reports.take(event, key) {
-            Some(Change::Put(report)) => self.put_report(&report),
-            Some(Change::Remove(report)) => {
+        match self.listed_reports.take_event(event, key) {
+            Some(ListChange::Put(report)) => self.put_report(&report),
+            Some(ListChange::Remove(report)) => {
                 let uid = uid_of_job(&report);
                 if let Some(reports) = self.reports.get_mut(&uid) {
                     reports.remove(&report.name_any());
                 }
-                self.touch(&uid);
+                self.mark_changed(&uid);
             }
-            Some(Change::Retain(listed)) => {
+            Some(ListChange::Retain(listed)) => {
                 for (uid, reports) in &mut self.reports {
                     reports.retain(|name, _| listed.contains(&(uid.clone(), name.clone())));
                 }
@@ -125,16 +125,16 @@ impl Known {
             .map(|before| before.nodes.into_iter().map(|node| (node.name.clone(), node)).collect())
             .unwrap_or_default();
         let nodes = report.body.node_status.iter().map(|node| {
-            let row = NodeRow::of(node);
+            let row = NodeRow::from_status(node);
             // What has not changed stays the same, so that it is not sent again.
             before.remove(&row.name).filter(|before| **before == row).unwrap_or_else(|| Arc::new(row))
         });
-        let report_now = Report { tally: Tally::of(report), nodes: nodes.collect() };
+        let report_now = ReportRows { tally: Tally::of_report(report), nodes: nodes.collect() };
         reports.insert(report.name_any(), report_now);
-        self.touch(&uid);
+        self.mark_changed(&uid);
     }
 
-    fn touch(&mut self, uid: &str) {
+    fn mark_changed(&mut self, uid: &str) {
         self.changes += 1;
         if let Some(tracked) = self.jobs.values_mut().find(|known| known.job.uid().as_deref() == Some(uid)) {
             tracked.is_dirty = true;
@@ -144,15 +144,15 @@ impl Known {
     /// Takes a change of a job of OpenKruise.
     pub(crate) fn take_pull_job(&mut self, event: Event<ImagePullJob>) {
         let key = |job: &ImagePullJob| (job.namespace().unwrap_or_default(), job.name_any());
-        match self.listed_pull_jobs.take(event, key) {
-            Some(Change::Put(job)) => {
+        match self.listed_pull_jobs.take_event(event, key) {
+            Some(ListChange::Put(job)) => {
                 self.pull_jobs.insert(key(&job), (job, None));
             }
-            Some(Change::Remove(job)) => {
+            Some(ListChange::Remove(job)) => {
                 self.pull_jobs.remove(&key(&job));
                 self.changes += 1;
             }
-            Some(Change::Retain(listed)) => {
+            Some(ListChange::Retain(listed)) => {
                 self.pull_jobs.retain(|key, _| listed.contains(key));
                 self.changes += 1;
             }
@@ -162,14 +162,14 @@ impl Known {
 
     /// Takes a change of a node's labels.
     pub(crate) fn take_node(&mut self, event: Event<PartialObjectMeta<Node>>) {
-        match self.listed_nodes.take(event, ResourceExt::name_any) {
-            Some(Change::Put(node)) => {
+        match self.listed_nodes.take_event(event, ResourceExt::name_any) {
+            Some(ListChange::Put(node)) => {
                 self.labels.insert(node.name_any(), node.labels().clone());
             }
-            Some(Change::Remove(node)) => {
+            Some(ListChange::Remove(node)) => {
                 self.labels.remove(&node.name_any());
             }
-            Some(Change::Retain(names)) => {
+            Some(ListChange::Retain(names)) => {
                 self.labels.retain(|name, _| names.contains(name));
                 self.changes += 1;
             }
@@ -183,7 +183,7 @@ impl Known {
     }
 
     /// Changes what is known about the connection. The pages learn of it if it's news.
-    pub(crate) fn hear(&mut self, change: impl FnOnce(&mut Hearing)) {
+    pub(crate) fn update_hearing(&mut self, change: impl FnOnce(&mut Hearing)) {
         let before = self.hearing.clone();
         change(&mut self.hearing);
         self.changes += u64::from(self.hearing.state() != before.state());
@@ -191,7 +191,7 @@ impl Known {
 
     /// Rebuilds the rows of jobs that have changed or run; `passed` is the time since the start. Returns a number that
     /// grows with each change.
-    pub(crate) fn refresh(&mut self, now: Timestamp, passed: Duration) -> u64 {
+    pub(crate) fn refresh_rows(&mut self, now: Timestamp, passed: Duration) -> u64 {
         for Tracked { job, pace, row, is_dirty } in self.jobs.values_mut() {
             if !std::mem::take(is_dirty) && row.is_some() && jobs::is_over(job) {
                 continue;
@@ -199,11 +199,11 @@ impl Known {
             let reports = job.uid().and_then(|uid| self.reports.get(&uid));
             let tally =
                 Tally::sum(reports.into_iter().flat_map(BTreeMap::values).map(|report| &report.tally));
-            let mut view = View::new(job, &tally, None, now);
+            let mut view = JobView::new(job, &tally, None, now);
             let observed =
                 self.has_reports.then(|| pace.observe(passed, view.bytes.done, view.done)).flatten();
             if let Some(pace) = observed {
-                view = View::new(job, &tally, Some(pace), now);
+                view = JobView::new(job, &tally, Some(pace), now);
             }
             put_row(row, &JobRow::new(job, view), &mut self.changes);
         }
@@ -246,7 +246,7 @@ impl Known {
     }
 
     /// The value of a label, of all nodes that have it.
-    pub(crate) fn labelled(&self, label: &str) -> BTreeMap<&str, &str> {
+    pub(crate) fn label_values(&self, label: &str) -> BTreeMap<&str, &str> {
         let labelled = self.labels.iter();
         labelled.filter_map(|(node, labels)| Some((node.as_str(), labels.get(label)?.as_str()))).collect()
     }

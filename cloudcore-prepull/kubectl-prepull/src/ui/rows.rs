@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::kruise;
 use crate::progress::render::phase_of;
 use crate::progress::tally::{bytes_of, reason_of};
-use crate::progress::view::View;
+use crate::progress::view::JobView;
 
 /// Longest reason that is shown with every node, in characters; the node's own view has all of it.
 const REASON: usize = 300;
@@ -33,7 +33,7 @@ pub(crate) struct NodeRow {
 }
 
 impl NodeRow {
-    pub(crate) fn of(node: &NodeStatus) -> Self {
+    pub(crate) fn from_status(node: &NodeStatus) -> Self {
         let bytes = bytes_of(node);
         let has_ended = matches!(node.phase, NodePhase::Successful | NodePhase::Failure | NodePhase::Unknown);
         let last = node.action_flow.iter().map(|step| step.time.0).max();
@@ -54,7 +54,7 @@ impl NodeRow {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct JobRow {
     #[serde(flatten)]
-    view: View,
+    view: JobView,
     /// In the words of `kubectl prepull list`.
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ impl JobRow {
     /// The row of a job of OpenKruise.
     pub(crate) fn of_kruise(job: &ImagePullJob, now: Timestamp) -> Self {
         let status = job.status.as_ref();
-        let view = kruise::row(job, now);
+        let view = kruise::job_row(job, now);
         Self {
             state: phase_of(&view).0,
             view,
@@ -79,7 +79,7 @@ impl JobRow {
         }
     }
 
-    pub(crate) fn new(job: &ImagePrePullJob, view: View) -> Self {
+    pub(crate) fn new(job: &ImagePrePullJob, view: JobView) -> Self {
         let status = job.status.as_ref();
         Self {
             state: phase_of(&view).0,
@@ -108,7 +108,7 @@ mod tests {
             "metadata": { "name": "web", "generation": 1 }, "spec": spec, "status": status,
         }))
         .unwrap();
-        let view = View::new(&job, &Tally::default(), None, Timestamp::UNIX_EPOCH);
+        let view = JobView::new(&job, &Tally::default(), None, Timestamp::UNIX_EPOCH);
         JobRow::new(&job, view).state
     }
 

@@ -44,7 +44,7 @@ const HEADERS: [(&str, &str); 6] = [
 ];
 
 /// What every request needs.
-pub(crate) struct Page {
+pub(crate) struct PageContext {
     pub(crate) guard: Guard,
     /// Where it is served.
     pub(crate) address: SocketAddr,
@@ -55,7 +55,7 @@ pub(crate) struct Page {
 }
 
 /// The routes of the page.
-pub(crate) fn router(page: Arc<Page>) -> Router {
+pub(crate) fn router(page: Arc<PageContext>) -> Router {
     Router::new()
         .route("/{token}/", get(index))
         .route("/{token}/{file}", get(file))
@@ -68,20 +68,20 @@ pub(crate) fn router(page: Arc<Page>) -> Router {
         .route("/{token}/jobs/{node}", get(jobs_of_node))
         .route("/{token}/sites", get(sites))
         .route("/{token}/leader", get(leader))
-        .route("/{token}/may", get(may))
-        .route("/{token}/act/{job}/{verb}", post(act))
-        .layer(from_fn_with_state(Arc::clone(&page), guarded))
+        .route("/{token}/may", get(allowed_actions))
+        .route("/{token}/act/{job}/{verb}", post(act_on_job))
+        .layer(from_fn_with_state(Arc::clone(&page), guard_request))
         .with_state(page)
 }
 
-async fn guarded(
-    State(page): State<Arc<Page>>,
+async fn guard_request(
+    State(page): State<Arc<PageContext>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
     let token = request.uri().path().split('/').nth(1).unwrap_or_default();
-    let mut response = match page.guard.check(request.method(), request.headers(), token) {
+    let mut response = match page.guard.check_request(request.method(), request.headers(), token) {
         Ok(()) if is_own_user(peer, page.address) => next.run(request).await,
         Ok(()) => (StatusCode::FORBIDDEN, "the page is for the user who started it").into_response(),
         Err(refusal) => refusal.into_response(),
@@ -93,46 +93,46 @@ async fn guarded(
 }
 
 /// What went wrong, for the person.
-struct Failed(String);
+struct PageError(String);
 
-impl IntoResponse for Failed {
+impl IntoResponse for PageError {
     fn into_response(self) -> Response {
         (StatusCode::BAD_GATEWAY, self.0).into_response()
     }
 }
 
-type Answer = Result<Json<Value>, Failed>;
+type JsonAnswer = Result<Json<Value>, PageError>;
 
-fn answer(page: &Page, answered: anyhow::Result<Value>) -> Answer {
+fn json_answer(page: &PageContext, answered: anyhow::Result<Value>) -> JsonAnswer {
     answered.map(Json).map_err(|error| {
         let error = problem::explain(error, page.cluster.place());
-        Failed(problem::text(&error))
+        PageError(problem::error_text(&error))
     })
 }
 
 async fn index() -> Response {
-    serve("index.html")
+    serve_asset("index.html")
 }
 
 async fn file(Path((_, name)): Path<(String, String)>) -> Response {
-    serve(&name)
+    serve_asset(&name)
 }
 
-fn serve(name: &str) -> Response {
+fn serve_asset(name: &str) -> Response {
     match asset(name) {
         Some((kind, text)) => ([(CONTENT_TYPE, kind)], text).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }
 }
 
-async fn live(State(page): State<Arc<Page>>) -> impl IntoResponse {
+async fn live(State(page): State<Arc<PageContext>>) -> impl IntoResponse {
     let place = page.cluster.place();
     let cluster = place.context.clone().unwrap_or_else(|| place.server.clone());
     Sse::new(feed::jobs(Arc::clone(&page.watching), cluster)).keep_alive(KeepAlive::default())
 }
 
 async fn live_of_job(
-    State(page): State<Arc<Page>>,
+    State(page): State<Arc<PageContext>>,
     Path((_, job)): Path<(String, String)>,
 ) -> impl IntoResponse {
     Sse::new(feed::nodes(Arc::clone(&page.watching), job, Arc::clone(&page.site_label)))
@@ -140,7 +140,10 @@ async fn live_of_job(
 }
 
 /// All that is known of a node of a job.
-async fn node(State(page): State<Arc<Page>>, Path((_, job, node)): Path<(String, String, String)>) -> Answer {
+async fn node(
+    State(page): State<Arc<PageContext>>,
+    Path((_, job, node)): Path<(String, String, String)>,
+) -> JsonAnswer {
     let read = async {
         let found = jobs::get(&page.cluster, &job).await?;
         let mut reports = std::pin::pin!(jobs::reports(&page.cluster, &found));
@@ -152,18 +155,21 @@ async fn node(State(page): State<Arc<Page>>, Path((_, job, node)): Path<(String,
         }
         Err(anyhow!("job {job} has no node {node}"))
     };
-    answer(&page, read.await)
+    json_answer(&page, read.await)
 }
 
 /// The events of a job, the oldest first.
-async fn events_of_job(State(page): State<Arc<Page>>, Path((_, job)): Path<(String, String)>) -> Answer {
+async fn events_of_job(
+    State(page): State<Arc<PageContext>>,
+    Path((_, job)): Path<(String, String)>,
+) -> JsonAnswer {
     let read = async {
         let job = jobs::get(&page.cluster, &job).await?;
         let mut events = events::of_job(&page.cluster, &job).await?;
         events.sort();
         Ok(json!(events))
     };
-    answer(&page, read.await)
+    json_answer(&page, read.await)
 }
 
 #[derive(Deserialize)]
@@ -172,12 +178,18 @@ struct Grouping {
 }
 
 /// The value of a label of each node that has it.
-async fn groups(State(page): State<Arc<Page>>, Query(Grouping { label }): Query<Grouping>) -> Json<Value> {
-    Json(json!(page.watching.known().labelled(&label)))
+async fn groups(
+    State(page): State<Arc<PageContext>>,
+    Query(Grouping { label }): Query<Grouping>,
+) -> Json<Value> {
+    Json(json!(page.watching.known().label_values(&label)))
 }
 
 /// The jobs of a node, by name, each with its row there.
-async fn jobs_of_node(State(page): State<Arc<Page>>, Path((_, node)): Path<(String, String)>) -> Json<Value> {
+async fn jobs_of_node(
+    State(page): State<Arc<PageContext>>,
+    Path((_, node)): Path<(String, String)>,
+) -> Json<Value> {
     Json(json!(page.watching.known().jobs_of(&node)))
 }
 
@@ -187,7 +199,10 @@ struct OneEdge {
 }
 
 /// All edges, or one of them, from the leader.
-async fn all_edges(State(page): State<Arc<Page>>, Query(OneEdge { edge }): Query<OneEdge>) -> Answer {
+async fn all_edges(
+    State(page): State<Arc<PageContext>>,
+    Query(OneEdge { edge }): Query<OneEdge>,
+) -> JsonAnswer {
     let query = EdgeQuery {
         site_label: Some(page.site_label.to_string()),
         names: Vec::from_iter(edge),
@@ -198,7 +213,7 @@ async fn all_edges(State(page): State<Arc<Page>>, Query(OneEdge { edge }): Query
         edges.extend(page.items);
         Ok(edges)
     });
-    answer(&page, listed.await.map(|edges| json!({ "edges": edges })))
+    json_answer(&page, listed.await.map(|edges| json!({ "edges": edges })))
 }
 
 #[derive(Deserialize)]
@@ -207,25 +222,28 @@ struct OneSite {
 }
 
 /// The sites that share layers, or one of them with its downloads.
-async fn sites(State(page): State<Arc<Page>>, Query(OneSite { site }): Query<OneSite>) -> Answer {
-    let list = edges::sites(&page.cluster, &SiteQuery { site }).await;
-    answer(&page, list.map(|list| json!(list)))
+async fn sites(State(page): State<Arc<PageContext>>, Query(OneSite { site }): Query<OneSite>) -> JsonAnswer {
+    let list = edges::read_sites(&page.cluster, &SiteQuery { site }).await;
+    json_answer(&page, list.map(|list| json!(list)))
 }
 
 /// Since when there is the leader of now; null where the person may not know.
-async fn leader(State(page): State<Arc<Page>>) -> Json<Value> {
+async fn leader(State(page): State<Arc<PageContext>>) -> Json<Value> {
     let since = edges::led_since(&page.cluster).await.ok();
     Json(json!({ "since": since }))
 }
 
 /// What the person may do.
-async fn may(State(page): State<Arc<Page>>) -> Answer {
-    let may = rights::has(&page.cluster, &rights::CHANGE).await;
-    answer(&page, may.map(|change| json!({ "change": change })))
+async fn allowed_actions(State(page): State<Arc<PageContext>>) -> JsonAnswer {
+    let may = rights::has_right(&page.cluster, &rights::CHANGE).await;
+    json_answer(&page, may.map(|change| json!({ "change": change })))
 }
 
 /// Suspends, pauses, resumes, retries or cancels a job.
-async fn act(State(page): State<Arc<Page>>, Path((_, job, verb)): Path<(String, String, String)>) -> Answer {
+async fn act_on_job(
+    State(page): State<Arc<PageContext>>,
+    Path((_, job, verb)): Path<(String, String, String)>,
+) -> JsonAnswer {
     let cluster = &page.cluster;
     let done = async {
         match verb.as_str() {
@@ -238,5 +256,5 @@ async fn act(State(page): State<Arc<Page>>, Path((_, job, verb)): Path<(String, 
         }?;
         Ok(json!({}))
     };
-    answer(&page, done.await)
+    json_answer(&page, done.await)
 }

@@ -1,4 +1,4 @@
-//! The watches that fill [`Known`], and the clock that makes rows of it.
+//! The watches that fill [`PageState`], and the clock that makes rows of it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::hearing::SERVER;
-use super::known::Known;
+use super::known::PageState;
 use crate::cluster::Cluster;
 use crate::edges::DOOR;
 use crate::jobs::REPORTS_OF_A_PAGE;
-use crate::leader::judge;
-use crate::problem::{self, Place};
+use crate::leader::current_leader;
+use crate::problem::{self, ClusterPlace};
 
 /// How often rows are made of what has changed: as fast as a person sees bars move.
 const FRAME: Duration = Duration::from_millis(300);
@@ -33,7 +33,7 @@ const LISTEN: Duration = Duration::from_secs(5);
 /// What is known, and who waits for changes of it.
 #[derive(Debug)]
 pub(crate) struct Watching {
-    known: Mutex<Known>,
+    known: Mutex<PageState>,
     changes: watch::Sender<u64>,
 }
 
@@ -43,7 +43,7 @@ impl Watching {
     }
 
     /// What is known now.
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, PageState> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,45 +59,60 @@ impl Watching {
     /// A missing right, missing definitions, or credentials that are not accepted.
     pub(crate) async fn run(&self, cluster: &Cluster) -> anyhow::Result<()> {
         let place = cluster.place();
-        let of_jobs = watcher(Api::<ImagePrePullJob>::all(cluster.watching()), watcher::Config::default())
-            .default_backoff();
+        let of_jobs =
+            watcher(Api::<ImagePrePullJob>::all(cluster.watch_client()), watcher::Config::default())
+                .default_backoff();
         let few = watcher::Config::default().page_size(REPORTS_OF_A_PAGE);
-        let of_reports = watcher(Api::<ImagePrePullReport>::all(cluster.watching()), few).default_backoff();
-        let nodes: Api<PartialObjectMeta<Node>> = Api::all(cluster.watching());
+        let of_reports =
+            watcher(Api::<ImagePrePullReport>::all(cluster.watch_client()), few).default_backoff();
+        let nodes: Api<PartialObjectMeta<Node>> = Api::all(cluster.watch_client());
         let of_nodes = watcher(nodes, watcher::Config::default()).default_backoff();
-        let of_pull_jobs = watcher(Api::<ImagePullJob>::all(cluster.watching()), watcher::Config::default())
-            .default_backoff();
+        let of_pull_jobs =
+            watcher(Api::<ImagePullJob>::all(cluster.watch_client()), watcher::Config::default())
+                .default_backoff();
         tokio::try_join!(
-            self.take(of_jobs, place, "the jobs cannot be watched", Known::take_job),
-            self.take(of_reports, place, "the reports of jobs cannot be watched", Known::take_report),
+            self.take_events(of_jobs, place, "the jobs cannot be watched", PageState::take_job),
+            self.take_events(
+                of_reports,
+                place,
+                "the reports of jobs cannot be watched",
+                PageState::take_report
+            ),
             async {
                 // Without this right nodes are not grouped by their labels, and everything else works.
-                let taken = self.take(of_nodes, place, "the nodes cannot be watched", Known::take_node).await;
+                let taken = self
+                    .take_events(of_nodes, place, "the nodes cannot be watched", PageState::take_node)
+                    .await;
                 if let Err(error) = taken {
-                    let text = problem::text(&problem::explain(error, place));
-                    self.known().hear(|hearing| hearing.lack_sites(text));
+                    let text = problem::error_text(&problem::explain(error, place));
+                    self.known().update_hearing(|hearing| hearing.lack_sites(text));
                 }
                 std::future::pending::<anyhow::Result<()>>().await
             },
             async {
                 // Few clusters have OpenKruise's API, and not everybody may see its jobs.
                 let _ = self
-                    .take(of_pull_jobs, place, "OpenKruise's jobs cannot be watched", Known::take_pull_job)
+                    .take_events(
+                        of_pull_jobs,
+                        place,
+                        "OpenKruise's jobs cannot be watched",
+                        PageState::take_pull_job,
+                    )
                     .await;
                 std::future::pending::<anyhow::Result<()>>().await
             },
-            self.listen(cluster),
+            self.poll_leader(cluster),
             self.make_rows(),
         )?;
         Ok(())
     }
 
-    async fn take<K>(
+    async fn take_events<K>(
         &self,
         events: impl Stream<Item = watcher::Result<Event<K>>>,
-        place: &Place,
+        place: &ClusterPlace,
         what: &'static str,
-        take: impl Fn(&mut Known, Event<K>),
+        take: impl Fn(&mut PageState, Event<K>),
     ) -> anyhow::Result<()> {
         let mut events = std::pin::pin!(events);
         let mut is_heard = false;
@@ -108,7 +123,7 @@ impl Watching {
                 Ok(event) => {
                     is_heard = true;
                     let mut known = self.known();
-                    known.hear(|hearing| hearing.hear(what));
+                    known.update_hearing(|hearing| hearing.note_heard(what));
                     take(&mut known, event);
                 }
                 Err(error) => {
@@ -118,8 +133,8 @@ impl Watching {
                         return Err(error.context(what));
                     }
                     // It is taken up again by itself.
-                    let text = format!("{what}: {}", problem::text(&problem::explain(error, place)));
-                    self.known().hear(|hearing| hearing.lose(what, text, Timestamp::now()));
+                    let text = format!("{what}: {}", problem::error_text(&problem::explain(error, place)));
+                    self.known().update_hearing(|hearing| hearing.note_loss(what, text, Timestamp::now()));
                 }
             }
         }
@@ -127,24 +142,24 @@ impl Watching {
     }
 
     /// Asks the API server for the leader's Lease, again and again. A watch alone wouldn't notice that it is silent.
-    async fn listen(&self, cluster: &Cluster) -> anyhow::Result<()> {
-        let leases = Api::<Lease>::namespaced(cluster.client(), cluster.system());
+    async fn poll_leader(&self, cluster: &Cluster) -> anyhow::Result<()> {
+        let leases = Api::<Lease>::namespaced(cluster.client(), cluster.system_namespace());
         loop {
             let lease = leases.get_opt(DOOR).await;
             let now = Timestamp::now();
             match lease {
                 Ok(lease) => {
-                    let gone = lease.and_then(|lease| judge(&lease, now).err());
+                    let gone = lease.and_then(|lease| current_leader(&lease, now).err());
                     let text = gone.map(|gone| gone.text());
-                    self.known().hear(|hearing| hearing.hear_server(text, now));
+                    self.known().update_hearing(|hearing| hearing.hear_server(text, now));
                 }
                 // It answers a person who may not read the Lease.
                 Err(kube::Error::Api(answer)) if answer.code == 403 && !problem::is_page(&answer) => {
-                    self.known().hear(|hearing| hearing.hear_server(None, now));
+                    self.known().update_hearing(|hearing| hearing.hear_server(None, now));
                 }
                 Err(error) => {
-                    let text = problem::text(&problem::explain(error.into(), cluster.place()));
-                    self.known().hear(|hearing| hearing.lose(SERVER, text, now));
+                    let text = problem::error_text(&problem::explain(error.into(), cluster.place()));
+                    self.known().update_hearing(|hearing| hearing.note_loss(SERVER, text, now));
                 }
             }
             tokio::time::sleep(LISTEN).await;
@@ -157,7 +172,7 @@ impl Watching {
         frames.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             frames.tick().await;
-            let now = self.known().refresh(Timestamp::now(), begun.elapsed());
+            let now = self.known().refresh_rows(Timestamp::now(), begun.elapsed());
             self.changes.send_if_modified(|seen| std::mem::replace(seen, now) != now);
         }
     }

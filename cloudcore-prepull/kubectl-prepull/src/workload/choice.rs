@@ -9,7 +9,7 @@ use crate::order::edge_selector;
 const PASSING: &str = "node.kubernetes.io/";
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Choice {
+pub(crate) struct PodPlacement {
     pub(crate) node: Option<String>,
     /// The edge nodes by label.
     pub(crate) selector: LabelSelector,
@@ -18,9 +18,9 @@ pub(crate) struct Choice {
     tolerations: Vec<Toleration>,
 }
 
-impl Choice {
+impl PodPlacement {
     /// The choice of nodes by a pod: nodeName, nodeSelector, required node affinity, tolerations.
-    pub(crate) fn of(pod: &PodSpec) -> Self {
+    pub(crate) fn from_pod(pod: &PodSpec) -> Self {
         let mut selector = edge_selector();
         let mut beyond = None;
         if let Some(labels) = pod.node_selector.clone().filter(|labels| !labels.is_empty()) {
@@ -33,7 +33,7 @@ impl Choice {
             None | Some([]) => {}
             Some([term]) if term.match_fields.as_ref().is_none_or(Vec::is_empty) => {
                 for requirement in term.match_expressions.iter().flatten() {
-                    match expression(requirement) {
+                    match label_requirement(requirement) {
                         Some(expression) => {
                             selector.match_expressions.get_or_insert_default().push(expression);
                         }
@@ -58,7 +58,7 @@ impl Choice {
     }
 }
 
-fn expression(requirement: &NodeSelectorRequirement) -> Option<LabelSelectorRequirement> {
+fn label_requirement(requirement: &NodeSelectorRequirement) -> Option<LabelSelectorRequirement> {
     let NodeSelectorRequirement { key, operator, values } = requirement;
     let is_known = ["In", "NotIn", "Exists", "DoesNotExist"].contains(&operator.as_str());
     is_known.then(|| LabelSelectorRequirement {
@@ -80,7 +80,7 @@ fn is_tolerated(taint: &Taint, toleration: &Toleration) -> bool {
 }
 
 /// A taint as kubectl writes it.
-pub(crate) fn described(taint: &Taint) -> String {
+pub(crate) fn describe_taint(taint: &Taint) -> String {
     let value = taint.value.as_ref().filter(|value| !value.is_empty());
     let value = value.map(|value| format!("={value}")).unwrap_or_default();
     format!("{}{value}:{}", taint.key, taint.effect)

@@ -4,11 +4,11 @@ use k8s_openapi::api::core::v1::Taint;
 use prepull_api::crd::EDGE_LABEL;
 use serde_json::json;
 
-use super::choice::described;
+use super::choice::describe_taint;
 use super::*;
 
 fn only(yaml: &str) -> Workload {
-    let mut found = workloads(&documents(yaml).unwrap()).unwrap();
+    let mut found = find_workloads(&parse_documents(yaml).unwrap()).unwrap();
     assert_eq!(found.len(), 1, "{found:?}");
     found.remove(0)
 }
@@ -70,17 +70,17 @@ fn only_kinds_with_pods_are_workloads() {
     let in_template = json!({"template": {"spec": pod}});
     for kind in ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CloneSet", "Rollout"] {
         let object = json!({"kind": kind, "metadata": {"name": "a"}, "spec": in_template});
-        assert_eq!(Workload::of(&object).unwrap().unwrap().images, ["a:1"], "{kind}");
+        assert_eq!(Workload::from_object(&object).unwrap().unwrap().images, ["a:1"], "{kind}");
     }
     for object in [
         json!({"kind": "Pod", "spec": pod}),
         json!({"kind": "PodTemplate", "template": {"spec": pod}}),
         json!({"kind": "CronJob", "spec": {"jobTemplate": {"spec": in_template}}}),
     ] {
-        assert!(Workload::of(&object).unwrap().is_some(), "{object}");
+        assert!(Workload::from_object(&object).unwrap().is_some(), "{object}");
     }
     for object in [json!({"kind": "Service", "spec": {"ports": []}}), json!({"kind": "ConfigMap"})] {
-        assert_eq!(Workload::of(&object).unwrap(), None);
+        assert_eq!(Workload::from_object(&object).unwrap(), None);
     }
 }
 
@@ -97,12 +97,12 @@ kind: Pod
 metadata: {name: b}
 spec: {containers: [{name: a, image: 'b:1'}]}
 ";
-    let found = workloads(&documents(yaml).unwrap()).unwrap();
+    let found = find_workloads(&parse_documents(yaml).unwrap()).unwrap();
     assert_eq!(found.iter().map(|workload| workload.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    let error = documents("kind: Secret\nstringData: {a: s3cret: b}").unwrap_err().to_string();
+    let error = parse_documents("kind: Secret\nstringData: {a: s3cret: b}").unwrap_err().to_string();
     assert!(error.starts_with("not YAML: line 2") && !error.contains("s3cret"), "{error}");
     let bad = json!({"kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "A:1"}]}});
-    assert!(Workload::of(&bad).unwrap_err().to_string().contains("Pod a: image \"A:1\""));
+    assert!(Workload::from_object(&bad).unwrap_err().to_string().contains("Pod a: image \"A:1\""));
 }
 
 #[test]
@@ -134,7 +134,7 @@ spec:
             json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
         let spec =
             json!({"affinity": {"nodeAffinity": required}, "containers": [{"name": "a", "image": "a:1"}]});
-        Workload::of(&json!({"kind": "Pod", "spec": spec})).unwrap().unwrap().choice.beyond
+        Workload::from_object(&json!({"kind": "Pod", "spec": spec})).unwrap().unwrap().choice.beyond
     };
     let cores = json!([{"matchExpressions": [{"key": "cores", "operator": "Gt", "values": ["4"]}]}]);
     assert_eq!(affinity(cores).as_deref(), Some("cores Gt"));
@@ -145,7 +145,7 @@ spec:
 fn a_taint_excludes_pods_without_toleration() {
     let pod = |tolerations: Value| {
         let spec = json!({"tolerations": tolerations, "containers": [{"name": "a", "image": "a:1"}]});
-        Workload::of(&json!({"kind": "Pod", "spec": spec})).unwrap().unwrap().choice
+        Workload::from_object(&json!({"kind": "Pod", "spec": spec})).unwrap().unwrap().choice
     };
     let taint = |key: &str, value: &str, effect: &str| Taint {
         key: key.to_owned(),
@@ -154,7 +154,7 @@ fn a_taint_excludes_pods_without_toleration() {
         ..Taint::default()
     };
     let gpu = [taint("gpu", "a", "NoSchedule")];
-    let keeps = |tolerations: Value| pod(tolerations).kept_away_by(&gpu).map(described);
+    let keeps = |tolerations: Value| pod(tolerations).kept_away_by(&gpu).map(describe_taint);
     assert_eq!(keeps(json!([])).as_deref(), Some("gpu=a:NoSchedule"));
     for tolerated in [
         json!([{"key": "gpu", "operator": "Exists"}]),
@@ -179,7 +179,7 @@ fn a_taint_excludes_pods_without_toleration() {
 fn secrets_go_to_the_images_registries() {
     let of = |images: &[&str], secrets: &[&str]| {
         let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
-        logins(&texts(images), &texts(secrets))
+        assign_logins(&texts(images), &texts(secrets))
     };
     let login = |registry: &str, secret: &str| (registry.to_owned(), secret.to_owned());
     assert_eq!(of(&["a:1"], &[]).unwrap(), Logins::default());
@@ -199,7 +199,7 @@ kind: ServiceAccount
 metadata: {name: web, namespace: shop}
 imagePullSecrets: [{name: harbor}]
 ";
-    let objects = documents(yaml).unwrap();
+    let objects = parse_documents(yaml).unwrap();
     assert_eq!(account_secrets(&objects, "shop", "web"), Some(vec!["harbor".to_owned()]));
     assert_eq!(account_secrets(&objects, "other", "web"), None);
     assert_eq!(account_secrets(&objects, "shop", "default"), None);

@@ -10,13 +10,14 @@ use prepull_api::image::Reference;
 use prepull_delta::manifest::WORTHWHILE;
 use prepull_registry::manifest::{Descriptor, Manifest, Platform};
 use prepull_registry::{
-    Chosen, HostsFiles, Kind, Proxies, RegistryClient, RegistryError, Repository, Resolved, Settings,
+    Chosen, ClientSettings, ErrorKind, HostsFiles, Proxies, RegistryClient, RegistryError, Repository,
+    ResolvedReference,
 };
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use super::deltas::{Costs, costs, offers, sum};
-use super::{Answer, Found, Layer, Question, SizeArgs, Wanted};
+use super::deltas::{Costs, costs, find_offers, sum};
+use super::{ImageNeeds, LayerSizes, Question, SizeAnswer, SizeArgs, SizedImage};
 
 /// Registries that are asked at the same time. One that does not answer keeps no other waiting, unless there are many.
 const REGISTRIES: usize = 8;
@@ -32,9 +33,9 @@ const TRAILER: Duration = Duration::from_secs(10);
 /// Asks all of it. What is not answered in time has that as its answer.
 pub(super) async fn ask_all(
     args: &SizeArgs,
-    wanted: HashMap<Question, Wanted>,
-) -> HashMap<(Question, Platform), Answer> {
-    let client = RegistryClient::new(Settings {
+    wanted: HashMap<Question, ImageNeeds>,
+) -> HashMap<(Question, Platform), SizeAnswer> {
+    let client = RegistryClient::new(ClientSettings {
         hosts: HostsFiles {
             dirs: args.registry_config_path.iter().cloned().collect(),
             ..HostsFiles::default()
@@ -43,7 +44,7 @@ pub(super) async fn ask_all(
         proxies: Proxies::from_env(),
         time: None,
     });
-    let mut by_registry: HashMap<&str, Vec<(&Question, &Wanted)>> = HashMap::new();
+    let mut by_registry: HashMap<&str, Vec<(&Question, &ImageNeeds)>> = HashMap::new();
     for (question, wanted) in &wanted {
         by_registry.entry(question.image.registry()).or_default().push((question, wanted));
     }
@@ -55,7 +56,7 @@ pub(super) async fn ask_all(
             let each = stream::iter(questions).for_each_concurrent(IMAGES, |(question, wanted)| {
                 let unpacked = &unpacked;
                 async move {
-                    let found = ask(client, question, wanted, unpacked).await;
+                    let found = ask_registry(client, question, wanted, unpacked).await;
                     let found =
                         found.into_iter().map(|(platform, answer)| ((question.clone(), platform), answer));
                     answers.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
@@ -75,12 +76,12 @@ pub(super) async fn ask_all(
     answers
 }
 
-async fn ask(
+async fn ask_registry(
     client: &RegistryClient,
     question: &Question,
-    Wanted { platforms, held }: &Wanted,
+    ImageNeeds { platforms, held }: &ImageNeeds,
     unpacked: &Unpacked,
-) -> Vec<(Platform, Answer)> {
+) -> Vec<(Platform, SizeAnswer)> {
     let (repository, resolved) = match resolve(client, question).await {
         Ok(resolved) => resolved,
         Err(error) => {
@@ -97,12 +98,13 @@ async fn ask(
         });
         let answer = match layers {
             Ok((manifest, layers)) => {
-                let to = Target { repository: &repository, manifest: &manifest, layers: &layers, platform };
-                let costs = to.costs(client, question, held).await;
+                let to =
+                    PullTarget { repository: &repository, manifest: &manifest, layers: &layers, platform };
+                let costs = to.delta_costs(client, question, held).await;
                 let layers = unpacked.of_all(&repository, layers).await;
-                Ok(Arc::new(Found { layers, costs }))
+                Ok(Arc::new(SizedImage { layers, costs }))
             }
-            Err(error) if error.kind == Kind::PlatformMismatch && platform.architecture.is_empty() => {
+            Err(error) if error.kind == ErrorKind::PlatformMismatch && platform.architecture.is_empty() => {
                 Err("the Node has no label kubernetes.io/arch, by which to choose from the image's platforms"
                     .to_owned())
             }
@@ -114,21 +116,26 @@ async fn ask(
 }
 
 /// An image to pull, for one platform.
-struct Target<'a> {
+struct PullTarget<'a> {
     repository: &'a Repository,
     manifest: &'a str,
     layers: &'a [Descriptor],
     platform: &'a Platform,
 }
 
-impl Target<'_> {
+impl PullTarget<'_> {
     /// The bytes that deltas leave to download, for nodes with these images.
-    async fn costs(&self, client: &RegistryClient, question: &Question, held: &BTreeSet<String>) -> Costs {
+    async fn delta_costs(
+        &self,
+        client: &RegistryClient,
+        question: &Question,
+        held: &BTreeSet<String>,
+    ) -> Costs {
         let sizes: Vec<u64> = self.layers.iter().map(|layer| layer.size).collect();
         if held.is_empty() || sum(&sizes) < WORTHWHILE {
             return Costs::new();
         }
-        let offers = offers(self.repository, self.manifest).await;
+        let offers = find_offers(self.repository, self.manifest).await;
         let mut configurations = HashMap::new();
         for digest in held.iter().take(if offers.is_empty() { 0 } else { MAX_HELD }) {
             if let Some(configuration) = self.configuration_of(client, question, digest).await {
@@ -159,7 +166,7 @@ impl Target<'_> {
 async fn resolve(
     client: &RegistryClient,
     question: &Question,
-) -> Result<(Repository, Resolved), RegistryError> {
+) -> Result<(Repository, ResolvedReference), RegistryError> {
     let Question { image, credentials } = question;
     let mut refusal: Option<RegistryError> = None;
     let anonymous = credentials.is_empty().then_some(None);
@@ -167,8 +174,8 @@ async fn resolve(
         let repository = client.repository(image, credential)?;
         match repository.resolve().await {
             Ok(resolved) => return Ok((repository, resolved)),
-            Err(error) if error.kind == Kind::NotFound => refusal = Some(error),
-            Err(error) if error.kind == Kind::Unauthorized => refusal = refusal.or(Some(error)),
+            Err(error) if error.kind == ErrorKind::NotFound => refusal = Some(error),
+            Err(error) if error.kind == ErrorKind::Unauthorized => refusal = refusal.or(Some(error)),
             Err(error) => return Err(error),
         }
     }
@@ -185,16 +192,16 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    async fn of_all(&self, repository: &Repository, layers: Vec<Descriptor>) -> Vec<Layer> {
+    async fn of_all(&self, repository: &Repository, layers: Vec<Descriptor>) -> Vec<LayerSizes> {
         let one = |layer: Descriptor| async move {
             // A layer is no smaller than it is compressed: so the agent counts as well.
-            let unpacked = self.of(repository, &layer).await.max(layer.size);
-            Layer { digest: layer.digest, download: layer.size, unpacked }
+            let unpacked = self.unpacked_size(repository, &layer).await.max(layer.size);
+            LayerSizes { digest: layer.digest, download: layer.size, unpacked }
         };
         stream::iter(layers).map(one).buffered(LAYERS).collect().await
     }
 
-    async fn of(&self, repository: &Repository, layer: &Descriptor) -> u64 {
+    async fn unpacked_size(&self, repository: &Repository, layer: &Descriptor) -> u64 {
         let cell = {
             let mut by_digest = self.by_digest.lock().unwrap_or_else(PoisonError::into_inner);
             by_digest.entry(layer.digest.clone()).or_default().clone()

@@ -16,8 +16,8 @@ pub(super) struct Offered {
 }
 
 /// The deltas to this manifest, the smallest first. None where the registry can't be asked: then the layers count.
-pub(super) async fn offers(repository: &Repository, manifest: &str) -> Vec<Offered> {
-    for place in repository.places() {
+pub(super) async fn find_offers(repository: &Repository, manifest: &str) -> Vec<Offered> {
+    for place in repository.referrer_places() {
         let referrers = place.referrers(manifest).await.unwrap_or_default();
         let offered = referrers.into_iter().filter_map(|referrer| {
             let Descriptor { digest, size, artifact_type, annotations, .. } = &referrer;
@@ -46,7 +46,7 @@ pub(super) async fn costs(
         for Offered { offer, referrer } in
             offers.iter().filter(|offered| offered.offer.source_config == *source).take(MAX_OFFERS)
         {
-            let content = repository.manifest(referrer).await.unwrap_or_default();
+            let content = repository.fetch_manifest(referrer).await.unwrap_or_default();
             let Ok(delta) = DeltaManifest::parse(&content) else { continue };
             let each: Vec<_> = layers.iter().map(|layer| cost(&delta, layer)).collect();
             if delta.target == offer.target && sum(&each) < sum(&best) {

@@ -6,7 +6,7 @@ use prepull_api::image::Reference;
 use prepull_delta::manifest::{
     ARTIFACT_TYPE, CONTENT, IMAGE_LAYER, IMAGE_MANIFEST, SOURCE_CONFIG, TAR_DIFF, TARGET, TO,
 };
-use prepull_engine::prepull::plan::{PlannedImage, Resolved};
+use prepull_engine::prepull::plan::{PlannedImage, ResolvedKey};
 use prepull_registry::digest::sha256;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,7 +23,7 @@ fn planned(image: &str, policy: PullPolicy) -> PlannedImage {
 }
 
 fn keyed(planned: &PlannedImage) -> Keyed<'_> {
-    let resolved = Resolved { key: Key::anonymous(), details: Vec::new(), withheld: Vec::new() };
+    let resolved = ResolvedKey { key: PullKey::anonymous(), details: Vec::new(), withheld: Vec::new() };
     Keyed { planned, resolved: Some(resolved) }
 }
 
@@ -208,7 +208,7 @@ async fn shared_questions_and_layers_count_once() {
     let (amd64, arm64, unlabelled) = (receiver("amd64"), receiver("arm64"), receiver(""));
     let args = SizeArgs { sizes: true, ..SizeArgs::default() };
     let asked = [&amd64, &arm64, &unlabelled, &amd64].map(|receiver| (images.as_slice(), receiver));
-    let sizes = Sizes::ask(&args, Deltas::Auto, asked.into_iter()).await;
+    let sizes = Sizes::ask_registries(&args, Deltas::Auto, asked.into_iter()).await;
 
     // The shared layer as its last bytes tell it, the other one guessed.
     let size =
@@ -245,7 +245,7 @@ async fn the_smallest_delta_from_an_image_of_the_node_counts() {
         (Deltas::Auto, &older, Some(5 * MIB), true),
     ] {
         let asked = [(images.as_slice(), node)];
-        let sizes = Sizes::ask(&args, rule, asked.into_iter()).await;
+        let sizes = Sizes::ask_registries(&args, rule, asked.into_iter()).await;
         let size = sizes.of_image(&images[0], node).unwrap();
         assert_eq!((size.download_bytes, size.delta_bytes), (12 * MIB, left), "{rule:?} {node:?}");
         assert_eq!(sizes.of_node(&images, node).delta_bytes, left);
@@ -263,7 +263,7 @@ fn a_site_downloads_each_layer_once() {
         images: images.iter().map(|image| planned(image, PullPolicy::IfNotPresent)).collect(),
     };
     let (both, one, unknown) = (plan(&["r.io/a:1", "r.io/b:1"]), plan(&["r.io/b:1"]), plan(&["r.io/c:1"]));
-    let layer = |digest: &str, download| Layer { digest: digest.to_owned(), download, unpacked: 0 };
+    let layer = |digest: &str, download| LayerSizes { digest: digest.to_owned(), download, unpacked: 0 };
     let mut sizes = Sizes::default();
     for (image, receiver, layers) in [
         (&both.images[0], &amd64, vec![layer("base", 1000), layer("a-amd64", 100)]),
@@ -272,7 +272,7 @@ fn a_site_downloads_each_layer_once() {
         (&both.images[1], &arm64, vec![layer("base", 1000), layer("b-arm64", 40)]),
     ] {
         let question = Question { image: image.pull.clone(), credentials: Vec::new() };
-        let found = Found { layers, ..Found::default() };
+        let found = SizedImage { layers, ..SizedImage::default() };
         sizes.answers.insert((question, receiver.platform.clone()), Ok(found.into()));
     }
     let of = |nodes: &[(&NodePlan, &Receiver)]| {

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::edges::EdgeDownload;
 use prepull_api::task::{ImagePhase, ImageProgress, TaskId};
-use prepull_api::wire::Progress;
+use prepull_api::wire::TaskProgress;
 
 /// The time that a rate is of: shorter, and a slow link looks idle between two reports.
 const SPAN: SignedDuration = SignedDuration::from_secs(60);
@@ -19,10 +19,10 @@ const MAX_IMAGES: usize = 16;
 
 /// What one edge downloads.
 #[derive(Debug, Default)]
-pub(super) struct Downloads(Vec<Download>);
+pub(super) struct TaskDownloads(Vec<TaskDownload>);
 
 #[derive(Debug)]
-struct Download {
+struct TaskDownload {
     task: TaskId,
     /// Whether a part of the bytes may be those of neighbours.
     is_shared: bool,
@@ -35,21 +35,21 @@ struct Download {
     marks: VecDeque<(Timestamp, u64)>,
 }
 
-impl Downloads {
+impl TaskDownloads {
     /// Notes the progress of a task.
-    pub(super) fn note(&mut self, progress: &Progress, now: Timestamp) {
-        let download = self.follow(&progress.task, now);
+    pub(super) fn note_progress(&mut self, progress: &TaskProgress, now: Timestamp) {
+        let download = self.find_or_add(&progress.task, now);
         progress.images.iter().for_each(|image| download.count(image));
         download.mark(now);
     }
 
     /// Notes that the site of the node shares the layers of the task.
-    pub(super) fn share(&mut self, task: &TaskId, now: Timestamp) {
-        self.follow(task, now).is_shared = true;
+    pub(super) fn mark_shared(&mut self, task: &TaskId, now: Timestamp) {
+        self.find_or_add(task, now).is_shared = true;
     }
 
     /// Forgets a task that has ended.
-    pub(super) fn end(&mut self, task: &TaskId) {
+    pub(super) fn forget_task(&mut self, task: &TaskId) {
         self.0.retain(|download| download.task != *task);
     }
 
@@ -64,15 +64,15 @@ impl Downloads {
         rates.filter(|rate| rate.bytes_per_second > 0).collect()
     }
 
-    fn follow(&mut self, task: &TaskId, now: Timestamp) -> &mut Download {
+    fn find_or_add(&mut self, task: &TaskId, now: Timestamp) -> &mut TaskDownload {
         let known = self.0.iter().position(|download| download.task == *task);
-        let at = known.unwrap_or_else(|| self.add(Download::new(task.clone(), now)));
+        let at = known.unwrap_or_else(|| self.add(TaskDownload::new(task.clone(), now)));
         &mut self.0[at]
     }
 
     /// Takes in a task, if there are too many in place of the one that was silent for the longest time: blobs of a task may be
     /// reported after its end.
-    fn add(&mut self, new: Download) -> usize {
+    fn add(&mut self, new: TaskDownload) -> usize {
         if self.0.len() < MAX_TASKS {
             self.0.push(new);
             return self.0.len() - 1;
@@ -84,7 +84,7 @@ impl Downloads {
     }
 }
 
-impl Download {
+impl TaskDownload {
     fn new(task: TaskId, heard: Timestamp) -> Self {
         Self { task, is_shared: false, images: Vec::new(), total: 0, heard, marks: VecDeque::new() }
     }
@@ -136,7 +136,7 @@ impl Download {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use prepull_api::task::{Bytes, JobUid};
+    use prepull_api::task::{ByteProgress, JobUid};
 
     use super::*;
 
@@ -148,25 +148,25 @@ mod tests {
         TaskId { job: JobUid("u".to_owned()), attempt: number }
     }
 
-    fn progress(number: u32, index: u32, phase: ImagePhase, done: u64) -> Progress {
-        let bytes = Some(Bytes { done, total: 1 << 40 });
+    fn progress(number: u32, index: u32, phase: ImagePhase, done: u64) -> TaskProgress {
+        let bytes = Some(ByteProgress { done, total: 1 << 40 });
         let image = ImageProgress { index, phase, bytes, attempts: 1, reason: String::new(), code: None };
-        Progress { task: task(number), images: vec![image], waits: String::new() }
+        TaskProgress { task: task(number), images: vec![image], waits: String::new() }
     }
 
-    fn rate(downloads: &Downloads, second: i64) -> u64 {
+    fn rate(downloads: &TaskDownloads, second: i64) -> u64 {
         downloads.rates(at(second)).iter().map(|rate| rate.bytes_per_second).sum()
     }
 
     #[test]
     fn the_rate_is_that_of_the_last_minute() {
-        let mut downloads = Downloads::default();
+        let mut downloads = TaskDownloads::default();
         // It goes on with what an earlier attempt has left.
-        downloads.note(&progress(1, 0, ImagePhase::Pulling, 1_000_000), at(0));
+        downloads.note_progress(&progress(1, 0, ImagePhase::Pulling, 1_000_000), at(0));
         assert_eq!(rate(&downloads, 0), 0);
         for second in 1..=300 {
             let done = 1_000_000 + u64::try_from(second).unwrap() * 100;
-            downloads.note(&progress(1, 0, ImagePhase::Pulling, done), at(second));
+            downloads.note_progress(&progress(1, 0, ImagePhase::Pulling, done), at(second));
         }
         assert_eq!(rate(&downloads, 300), 100);
         let found = downloads.rates(at(310));
@@ -178,37 +178,37 @@ mod tests {
 
     #[test]
     fn ended_images_and_tasks_are_forgotten() {
-        let mut downloads = Downloads::default();
-        downloads.note(&progress(1, 0, ImagePhase::Pulling, 0), at(0));
-        downloads.note(&progress(1, 0, ImagePhase::Done, 500), at(10));
-        downloads.note(&progress(1, 0, ImagePhase::Done, 500), at(10));
+        let mut downloads = TaskDownloads::default();
+        downloads.note_progress(&progress(1, 0, ImagePhase::Pulling, 0), at(0));
+        downloads.note_progress(&progress(1, 0, ImagePhase::Done, 500), at(10));
+        downloads.note_progress(&progress(1, 0, ImagePhase::Done, 500), at(10));
         assert_eq!((rate(&downloads, 10), downloads.0[0].images.len()), (50, 0));
-        downloads.share(&task(1), at(10));
+        downloads.mark_shared(&task(1), at(10));
         assert!(downloads.rates(at(10))[0].shared);
-        downloads.end(&task(1));
+        downloads.forget_task(&task(1));
         assert_eq!(downloads.rates(at(10)), []);
     }
 
     #[test]
     fn late_blobs_of_ended_tasks_hide_no_other() {
-        let mut downloads = Downloads::default();
+        let mut downloads = TaskDownloads::default();
         for number in 0..9 {
-            downloads.note(&progress(number, 0, ImagePhase::Pulling, 0), at(i64::from(number)));
-            downloads.end(&task(number));
-            downloads.share(&task(number), at(i64::from(number)));
+            downloads.note_progress(&progress(number, 0, ImagePhase::Pulling, 0), at(i64::from(number)));
+            downloads.forget_task(&task(number));
+            downloads.mark_shared(&task(number), at(i64::from(number)));
         }
         for (second, done) in [(20, 0), (30, 1000)] {
-            downloads.note(&progress(9, 0, ImagePhase::Pulling, done), at(second));
+            downloads.note_progress(&progress(9, 0, ImagePhase::Pulling, done), at(second));
         }
         assert_eq!(rate(&downloads, 30), 100);
     }
 
     #[test]
     fn an_edge_takes_bounded_memory() {
-        let mut downloads = Downloads::default();
+        let mut downloads = TaskDownloads::default();
         for (second, number) in (0..1000).zip(0..) {
-            downloads.note(&progress(number, number, ImagePhase::Pulling, 0), at(second));
-            downloads.note(&progress(0, number, ImagePhase::Pulling, 0), at(second));
+            downloads.note_progress(&progress(number, number, ImagePhase::Pulling, 0), at(second));
+            downloads.note_progress(&progress(0, number, ImagePhase::Pulling, 0), at(second));
         }
         assert_eq!((downloads.0.len(), downloads.0[0].images.len()), (MAX_TASKS, MAX_IMAGES));
     }

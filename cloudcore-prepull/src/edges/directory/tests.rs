@@ -4,8 +4,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::enroll::SubjectForm;
-use prepull_api::task::{Bytes, ImagePhase, ImageProgress, JobUid, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenTask, Progress};
+use prepull_api::task::{ByteProgress, ImagePhase, ImageProgress, JobUid, TaskOutcome, TaskResult};
+use prepull_api::wire::{OpenTask, TaskProgress};
 
 use super::*;
 use crate::edges::pki::KeyHash;
@@ -53,9 +53,9 @@ fn hello() -> Hello {
     }
 }
 
-fn peer(node: &str) -> Peer {
+fn peer(node: &str) -> PeerIdentity {
     let key = KeyHash::new([0; 32]);
-    Peer { node: node.into(), form: SubjectForm::Own, key, not_after: UNIX_EPOCH }
+    PeerIdentity { node: node.into(), form: SubjectForm::Own, key, not_after: UNIX_EPOCH }
 }
 
 fn list(directory: &Directory, nodes: &[NodeView], query: &str) -> EdgeList {
@@ -76,16 +76,16 @@ fn names(list: &EdgeList) -> Vec<&str> {
 }
 
 /// The only edge of the list.
-fn only(list: EdgeList) -> Edge {
-    let [edge]: [Edge; 1] = list.items.try_into().unwrap();
+fn only(list: EdgeList) -> ListedEdge {
+    let [edge]: [ListedEdge; 1] = list.items.try_into().unwrap();
     edge
 }
 
 #[test]
 fn lists_an_edges_reports_and_last_connection() {
     let (directory, nodes) = (Directory::default(), [node("a", "north")]);
-    directory.connect(&peer("a"), SESSION, &hello(), at(10));
-    let connected = Edge {
+    directory.note_connected(&peer("a"), SESSION, &hello(), at(10));
+    let connected = ListedEdge {
         name: "a".into(),
         connected: true,
         connected_since: Some(Time(at(10))),
@@ -105,19 +105,19 @@ fn lists_an_edges_reports_and_last_connection() {
     };
     assert_eq!(only(list(&directory, &nodes, "")), connected);
 
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) }, at(15));
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) }, at(15));
+    directory.apply_message(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) }, at(15));
+    directory.apply_message(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(3) }, at(15));
     assert_eq!(only(list(&directory, &nodes, "")).tasks, Some(2));
-    directory.hear(&"a".into(), SESSION, &result(1), at(15));
-    directory.hear(&"a".into(), SESSION, &result(3), at(15));
-    directory.hear(&"a".into(), SESSION, &result(3), at(15));
+    directory.apply_message(&"a".into(), SESSION, &result(1), at(15));
+    directory.apply_message(&"a".into(), SESSION, &result(3), at(15));
+    directory.apply_message(&"a".into(), SESSION, &result(3), at(15));
     let disk = Filesystem { mountpoint: "/var".to_owned(), available: 1, capacity: 9 };
     let state =
         NodeState { runtime: Some("containerd 2.1.0".to_owned()), image_filesystem: Some(disk.clone()) };
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::State(state), at(15));
-    directory.disconnect(&"a".into(), SESSION, at(20));
+    directory.apply_message(&"a".into(), SESSION, &EdgeMessage::State(state), at(15));
+    directory.note_disconnected(&"a".into(), SESSION, at(20));
     let runtime = Some("containerd 2.1.0".to_owned());
-    let gone = Edge {
+    let gone = ListedEdge {
         connected: false,
         connected_since: None,
         last_seen: Some(Time(at(20))),
@@ -133,12 +133,12 @@ fn lists_an_edges_reports_and_last_connection() {
 fn a_new_leader_lists_edges_by_node() {
     let list = list(&Directory::default(), &[node("a", "north"), node("stolen", "")], "limit=1");
     assert_eq!((list.total, list.connected, list.known_since), (2, 0, Time(at(0))));
-    let expected = Edge {
+    let expected = ListedEdge {
         name: "a".into(),
         ready: true,
         site: Some("north".to_owned()),
         certificate_until: Some(Time(at(1000))),
-        ..Edge::default()
+        ..ListedEdge::default()
     };
     assert_eq!(list.items, [expected]);
 }
@@ -146,11 +146,11 @@ fn a_new_leader_lists_edges_by_node() {
 #[test]
 fn a_replaced_session_is_ignored() {
     let (directory, nodes) = (Directory::default(), [node("a", "")]);
-    directory.connect(&peer("a"), SESSION, &hello(), at(1));
+    directory.note_connected(&peer("a"), SESSION, &hello(), at(1));
     let newer = Hello { version: "0.3.0".to_owned(), ..Hello::default() };
-    directory.connect(&peer("a"), SessionId(2), &newer, at(2));
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(1) }, at(15));
-    directory.disconnect(&"a".into(), SESSION, at(3));
+    directory.note_connected(&peer("a"), SessionId(2), &newer, at(2));
+    directory.apply_message(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(1) }, at(15));
+    directory.note_disconnected(&"a".into(), SESSION, at(3));
     let edge = only(list(&directory, &nodes, ""));
     assert_eq!((edge.connected, edge.version.as_deref(), edge.tasks), (true, Some("0.3.0"), Some(0)));
     assert_eq!((edge.max_tasks, edge.runtime, edge.disk), (Some(1), None, None), "an old agent says less");
@@ -162,7 +162,7 @@ fn pages_are_consecutive_and_count_all_matches() {
     let other = NodeView { name: "cloud".into(), labels: BTreeMap::new(), ready: true };
     let nodes = [node("a", "n"), node("b", "s"), node("c", "n"), other, node("d", "n"), node("e", "n")];
     for up in ["a", "d"] {
-        directory.connect(&peer(up), SESSION, &hello(), at(1));
+        directory.note_connected(&peer(up), SESSION, &hello(), at(1));
     }
     let zone = "labelSelector=topology.kubernetes.io/zone=n&limit=2";
     let first = list(&directory, &nodes, zone);
@@ -175,7 +175,7 @@ fn pages_are_consecutive_and_count_all_matches() {
     let named = list(&directory, &nodes, "names=b,x,cloud&siteLabel=line");
     assert_eq!((names(&named), named.items[0].site.as_deref()), (vec!["b"], Some("l1")));
     // A node without the label has an edge all the same, if one has connected.
-    directory.connect(&peer("cloud"), SESSION, &hello(), at(1));
+    directory.note_connected(&peer("cloud"), SESSION, &hello(), at(1));
     assert_eq!(list(&directory, &nodes, "").total, 6);
 }
 
@@ -196,18 +196,18 @@ fn a_query_can_override_the_site_label() {
 fn an_edge_without_node_goes_with_its_session() {
     let (directory, nodes) = (Directory::default(), [node("a", ""), node("b", "")]);
     for name in ["a", "b"] {
-        directory.connect(&peer(name), SESSION, &hello(), at(1));
+        directory.note_connected(&peer(name), SESSION, &hello(), at(1));
     }
-    directory.disconnect(&"b".into(), SESSION, at(2));
+    directory.note_disconnected(&"b".into(), SESSION, at(2));
     directory.keep_nodes(|_| false);
     assert_eq!(directory.all.lock().known.len(), 1, "one is still connected");
-    directory.disconnect(&"a".into(), SESSION, at(2));
+    directory.note_disconnected(&"a".into(), SESSION, at(2));
     assert_eq!(directory.all.lock().known.len(), 0);
     // Made again in the meantime, it is known as before.
-    directory.connect(&peer("a"), SESSION, &hello(), at(1));
+    directory.note_connected(&peer("a"), SESSION, &hello(), at(1));
     directory.note_node(&"a".into(), false);
     directory.note_node(&"a".into(), true);
-    directory.disconnect(&"a".into(), SESSION, at(2));
+    directory.note_disconnected(&"a".into(), SESSION, at(2));
     assert_eq!(only(list(&directory, &nodes[..1], "")).last_seen, Some(Time(at(2))));
     directory.note_node(&"a".into(), false);
     assert_eq!(directory.all.lock().known.len(), 0);
@@ -226,11 +226,11 @@ fn what_an_edge_says_takes_bounded_memory() {
         image_filesystem: Some(disk.clone()),
         ..Hello::default()
     };
-    directory.connect(&peer("a"), SESSION, &hello, at(1));
+    directory.note_connected(&peer("a"), SESSION, &hello, at(1));
     let state = NodeState { runtime: Some(long), image_filesystem: Some(disk) };
-    directory.hear(&"a".into(), SESSION, &EdgeMessage::State(state), at(15));
+    directory.apply_message(&"a".into(), SESSION, &EdgeMessage::State(state), at(15));
     for number in 0..1000 {
-        directory.hear(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(number) }, at(15));
+        directory.apply_message(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(number) }, at(15));
     }
     let edge = only(list(&directory, &nodes, ""));
     assert_eq!(edge.tasks, u32::try_from(MAX_OPEN_TASKS).ok());
@@ -240,21 +240,21 @@ fn what_an_edge_says_takes_bounded_memory() {
 #[test]
 fn what_an_edge_downloads_is_listed() {
     let (directory, nodes) = (Directory::default(), [node("a", "north")]);
-    directory.connect(&peer("a"), SESSION, &hello(), at(10));
+    directory.note_connected(&peer("a"), SESSION, &hello(), at(10));
     for (second, done) in [(20, 0), (30, 1_000)] {
         let image = ImageProgress {
             index: 0,
             phase: ImagePhase::Pulling,
-            bytes: Some(Bytes { done, total: 9_000 }),
+            bytes: Some(ByteProgress { done, total: 9_000 }),
             attempts: 1,
             reason: String::new(),
             code: None,
         };
-        let progress = Progress { task: task(1), images: vec![image], waits: String::new() };
-        directory.hear(&"a".into(), SESSION, &EdgeMessage::Progress(progress), at(second));
+        let progress = TaskProgress { task: task(1), images: vec![image], waits: String::new() };
+        directory.apply_message(&"a".into(), SESSION, &EdgeMessage::Progress(progress), at(second));
     }
     let downloads = only(list(&directory, &nodes, "")).downloads;
     assert_eq!((downloads[0].bytes_per_second, &downloads[0].job), (100, &task(1).job));
-    directory.hear(&"a".into(), SESSION, &result(1), at(30));
+    directory.apply_message(&"a".into(), SESSION, &result(1), at(30));
     assert_eq!(only(list(&directory, &nodes, "")).downloads, []);
 }

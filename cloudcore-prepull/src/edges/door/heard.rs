@@ -10,10 +10,10 @@ use tokio::time::Instant;
 /// The turn on a connection: ours, or the client's since some time. Clones share it.
 /// One of them observes the stream to hear the client.
 #[derive(Clone, Debug)]
-pub(in crate::edges) struct Attention(Arc<State>);
+pub(in crate::edges) struct Attention(Arc<AttentionState>);
 
 #[derive(Debug)]
-struct State {
+struct AttentionState {
     begun: Instant,
     /// When the client was last heard, in milliseconds since `begun`.
     heard: AtomicU64,
@@ -21,8 +21,9 @@ struct State {
 }
 
 impl Attention {
-    pub(super) fn begin() -> Self {
-        let state = State { begun: Instant::now(), heard: AtomicU64::new(0), busy: AtomicUsize::new(0) };
+    pub(super) fn from_now() -> Self {
+        let state =
+            AttentionState { begun: Instant::now(), heard: AtomicU64::new(0), busy: AtomicUsize::new(0) };
         Self(Arc::new(state))
     }
 
@@ -48,7 +49,7 @@ impl Attention {
     }
 
     /// Counts silence from now on.
-    pub(super) fn hear(&self) {
+    pub(super) fn note_heard(&self) {
         let millis = u64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.0.heard.store(millis, Ordering::Relaxed);
     }
@@ -59,7 +60,7 @@ pub(in crate::edges) struct Busy(Attention);
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.hear();
+        self.0.note_heard();
         self.0.0.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -69,7 +70,7 @@ pub(in crate::edges) type HeardStream<S> = ObservedStream<S, Attention>;
 
 impl Observer for Attention {
     fn note_read(&mut self, _: usize) {
-        self.hear();
+        self.note_heard();
     }
 }
 
@@ -83,7 +84,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_counts_only_while_we_are_idle() {
         let (mut client, server) = tokio::io::duplex(16);
-        let mut heard = HeardStream::new(server, Attention::begin());
+        let mut heard = HeardStream::new(server, Attention::from_now());
         let (attention, second) = (heard.observer().clone(), Duration::from_secs(1));
         tokio::time::advance(second).await;
         assert_eq!(attention.silent_for(Instant::now()), second);

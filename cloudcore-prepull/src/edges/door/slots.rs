@@ -4,35 +4,35 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prepull_program::places::Source;
+use prepull_program::places::ConnectionSource;
 use tokio::sync::oneshot;
 
 /// A number of slots. Where there are not enough, each source gets as many as any other one, however many of its
 /// connections wait; within a source, who came first is first. All clones share them.
 #[derive(Clone, Debug)]
-pub(super) struct Slots(Arc<Mutex<Book>>);
+pub(super) struct Slots(Arc<Mutex<SlotBook>>);
 
 #[derive(Debug)]
-struct Book {
+struct SlotBook {
     free: usize,
     next: u64,
     /// The number of slots of each source that has any.
-    taken: HashMap<Source, usize>,
-    waiting: HashMap<Source, BTreeMap<u64, oneshot::Sender<Slot>>>,
+    taken: HashMap<ConnectionSource, usize>,
+    waiting: HashMap<ConnectionSource, BTreeMap<u64, oneshot::Sender<Slot>>>,
     /// The sources that wait, by their slots and by who has waited longest. The first one is next.
-    order: BTreeSet<(usize, u64, Source)>,
+    order: BTreeSet<(usize, u64, ConnectionSource)>,
 }
 
 /// A slot, until it is dropped.
 #[derive(Debug)]
 pub(in crate::edges) struct Slot {
     slots: Slots,
-    source: Source,
+    source: ConnectionSource,
 }
 
 impl Slots {
     pub(super) fn new(slots: usize) -> Self {
-        let book = Book {
+        let book = SlotBook {
             free: slots,
             next: 0,
             taken: HashMap::new(),
@@ -43,12 +43,12 @@ impl Slots {
     }
 
     /// Takes a slot if one is free. None is as long as anybody waits.
-    pub(super) fn try_take(&self, source: Source) -> Option<Slot> {
+    pub(super) fn try_take(&self, source: ConnectionSource) -> Option<Slot> {
         let is_taken = self.0.lock().take_free(source);
         is_taken.then(|| Slot { slots: self.clone(), source })
     }
 
-    pub(super) async fn take(&self, source: Source) -> Slot {
+    pub(super) async fn take(&self, source: ConnectionSource) -> Slot {
         loop {
             let (giver, given) = oneshot::channel();
             let number = {
@@ -57,7 +57,7 @@ impl Slots {
                 if is_taken { None } else { Some(book.enqueue(source, giver)) }
             };
             let Some(number) = number else { return Slot { slots: self.clone(), source } };
-            let _waiting = Waiting { slots: self, source, number };
+            let _waiting = WaitingSource { slots: self, source, number };
             // An error is impossible: the sender is dropped only with the guard.
             if let Ok(slot) = given.await {
                 return slot;
@@ -74,10 +74,10 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let next = {
             let mut book = self.slots.0.lock();
-            book.count(self.source, |taken| *taken -= 1);
+            book.update_taken(self.source, |taken| *taken -= 1);
             let next = book.dequeue();
             match &next {
-                Some((source, _)) => book.count(*source, |taken| *taken += 1),
+                Some((source, _)) => book.update_taken(*source, |taken| *taken += 1),
                 None => book.free += 1,
             }
             next
@@ -90,49 +90,49 @@ impl Drop for Slot {
 }
 
 /// One that waits, until it has its slot or gives up.
-struct Waiting<'a> {
+struct WaitingSource<'a> {
     slots: &'a Slots,
-    source: Source,
+    source: ConnectionSource,
     number: u64,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingSource<'_> {
     fn drop(&mut self) {
         let left = {
             let mut book = self.slots.0.lock();
-            book.change(self.source, |waiting| waiting.remove(&self.number))
+            book.update_waiting(self.source, |waiting| waiting.remove(&self.number))
         };
         drop(left);
     }
 }
 
-impl Book {
-    fn take_free(&mut self, source: Source) -> bool {
+impl SlotBook {
+    fn take_free(&mut self, source: ConnectionSource) -> bool {
         let is_free = self.free > 0;
         if is_free {
             self.free -= 1;
-            self.count(source, |taken| *taken += 1);
+            self.update_taken(source, |taken| *taken += 1);
         }
         is_free
     }
 
-    fn enqueue(&mut self, source: Source, giver: oneshot::Sender<Slot>) -> u64 {
+    fn enqueue(&mut self, source: ConnectionSource, giver: oneshot::Sender<Slot>) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.change(source, |waiting| {
+        self.update_waiting(source, |waiting| {
             waiting.insert(number, giver);
         });
         number
     }
 
-    fn dequeue(&mut self) -> Option<(Source, oneshot::Sender<Slot>)> {
+    fn dequeue(&mut self) -> Option<(ConnectionSource, oneshot::Sender<Slot>)> {
         let (_, _, source) = *self.order.first()?;
-        let (_, giver) = self.change(source, BTreeMap::pop_first)?;
+        let (_, giver) = self.update_waiting(source, BTreeMap::pop_first)?;
         Some((source, giver))
     }
 
     /// Changes the number of a source's slots, and keeps its rank.
-    fn count(&mut self, source: Source, change: impl FnOnce(&mut usize)) {
+    fn update_taken(&mut self, source: ConnectionSource, change: impl FnOnce(&mut usize)) {
         self.unrank(source);
         let taken = self.taken.entry(source).or_default();
         change(taken);
@@ -143,9 +143,9 @@ impl Book {
     }
 
     /// Changes who waits of a source, and keeps its rank.
-    fn change<T>(
+    fn update_waiting<T>(
         &mut self,
-        source: Source,
+        source: ConnectionSource,
         change: impl FnOnce(&mut BTreeMap<u64, oneshot::Sender<Slot>>) -> T,
     ) -> T {
         self.unrank(source);
@@ -158,18 +158,18 @@ impl Book {
         changed
     }
 
-    fn rank_of(&self, source: Source) -> Option<(usize, u64, Source)> {
+    fn rank_of(&self, source: ConnectionSource) -> Option<(usize, u64, ConnectionSource)> {
         let (first, _) = self.waiting.get(&source)?.first_key_value()?;
         Some((self.taken.get(&source).copied().unwrap_or_default(), *first, source))
     }
 
-    fn unrank(&mut self, source: Source) {
+    fn unrank(&mut self, source: ConnectionSource) {
         if let Some(rank) = self.rank_of(source) {
             self.order.remove(&rank);
         }
     }
 
-    fn rank(&mut self, source: Source) {
+    fn rank(&mut self, source: ConnectionSource) {
         if let Some(rank) = self.rank_of(source) {
             self.order.insert(rank);
         }
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    fn source(last: u8) -> Source {
+    fn source(last: u8) -> ConnectionSource {
         IpAddr::from([192, 0, 2, last]).into()
     }
 

@@ -39,7 +39,7 @@ pub(super) enum TooOften {
 
 impl TooOften {
     /// How long the edge should wait, in whole seconds.
-    pub(super) fn wait(&self) -> Duration {
+    pub(super) fn wait_time(&self) -> Duration {
         match self {
             Self::Node { wait, .. } | Self::All { wait } => *wait,
         }

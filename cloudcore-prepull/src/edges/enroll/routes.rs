@@ -21,12 +21,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::Settings;
+use super::EnrollSettings;
 use super::issue_rate::{IssueRate, TooOften};
 use crate::edges::log_rate::{LogRate, NodeLogRate};
-use crate::edges::pki::peer::{Peer, PeerError};
+use crate::edges::pki::peer::{PeerError, PeerIdentity};
 use crate::edges::pki::{KeyHash, PkiError, ServerIdentity, VerifiedCsr};
-use crate::edges::roster::{Admission, HeldKey, Refusal, Roster};
+use crate::edges::roster::{HeldKey, JoinScope, NodeRefusal, Roster};
 use crate::edges::tokens::{RedeemError, Scope, TokenError, Tokens};
 
 /// The longest name that a node can have (RFC 1123).
@@ -36,7 +36,7 @@ pub(super) struct Routes {
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) tokens: Tokens,
     pub(super) roster: Roster,
-    pub(super) settings: Settings,
+    pub(super) settings: EnrollSettings,
     pub(super) refusal_log: LogRate,
     pub(super) node_log: NodeLogRate,
     pub(super) issue_rate: IssueRate,
@@ -77,7 +77,7 @@ impl Routes {
     pub(super) async fn handle(
         &self,
         request: Request<Bytes>,
-        peer: &Result<Peer, PeerError>,
+        peer: &Result<PeerIdentity, PeerError>,
         address: IpAddr,
     ) -> Response<Full<Bytes>> {
         let method = match request.uri().path() {
@@ -124,12 +124,12 @@ impl Routes {
         let redeemed = self.tokens.redeem(token.expose(), &node, csr.key_fingerprint(), now).await;
         let (scope, after_revocation) = redeemed.map_err(|error| self.refuse_token(error, address, &node))?;
         let by = match scope {
-            Scope::Fleet => Admission::Fleet,
-            Scope::Node(_) => Admission::Node { after_revocation },
+            Scope::Fleet => JoinScope::Fleet,
+            Scope::Node(_) => JoinScope::Node { after_revocation },
         };
-        let (issued, key) = self.sign(&csr, &node, form, now)?;
+        let (issued, key) = self.sign_certificate(&csr, &node, form, now)?;
         // Record the key before we send the certificate: an unrecorded key looks like a stolen one.
-        self.roster.join(&node, by, key).await.map_err(|refusal| self.deny(&node, refusal))?;
+        self.roster.join(&node, by, key).await.map_err(|refusal| self.deny_node(&node, refusal))?;
         self.issue_rate.count_join(&node, Instant::now());
         if self.node_log.allows(&node, Instant::now()) {
             tracing::info!(%address, %node, not_after = issued.not_after, "a node has joined");
@@ -171,7 +171,11 @@ impl Routes {
         }
     }
 
-    async fn renew(&self, body: &[u8], peer: &Result<Peer, PeerError>) -> Result<IssuedCertificate, Denial> {
+    async fn renew(
+        &self,
+        body: &[u8],
+        peer: &Result<PeerIdentity, PeerError>,
+    ) -> Result<IssuedCertificate, Denial> {
         // The old subject is that of kubelets: one who is not let in must not get a certificate that is.
         let peer = peer.as_ref().map_err(|error| Denial::new(StatusCode::FORBIDDEN, error))?;
         peer.check_subject(self.settings.accept_system_nodes)
@@ -182,8 +186,8 @@ impl Routes {
         let RenewRequest { csr, organisation } = read_json(body)?;
         let form = self.accepted_form(organisation.as_deref())?;
         let now = SystemTime::now();
-        let (issued, key) = self.sign(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, now)?;
-        self.roster.renew(peer, key, now).await.map_err(|refusal| self.deny(&peer.node, refusal))?;
+        let (issued, key) = self.sign_certificate(&VerifiedCsr::from_pem(&csr)?, &peer.node, form, now)?;
+        self.roster.renew(peer, key, now).await.map_err(|refusal| self.deny_node(&peer.node, refusal))?;
         self.issue_rate.count_renewal(&peer.node, Instant::now());
         if self.node_log.allows(&peer.node, Instant::now()) {
             tracing::info!(node = %peer.node, not_after = issued.not_after, "a node's certificate was renewed");
@@ -193,7 +197,7 @@ impl Routes {
 
     /// The form of the subject that an edge gets.
     fn accepted_form(&self, organisation: Option<&str>) -> Result<SubjectForm, Denial> {
-        let form = SubjectForm::requested(organisation);
+        let form = SubjectForm::from_request(organisation);
         if form == SubjectForm::Own || self.settings.accept_system_nodes {
             return Ok(form);
         }
@@ -203,7 +207,7 @@ impl Routes {
     }
 
     /// The answer to a refused node. Without a refusal, its key could not be recorded.
-    fn deny(&self, node: &NodeName, refusal: Option<Refusal>) -> Denial {
+    fn deny_node(&self, node: &NodeName, refusal: Option<NodeRefusal>) -> Denial {
         let Some(refusal) = refusal else {
             let error =
                 "cloudcore could not record the key at the API server: try again, or see cloudcore's log";
@@ -220,11 +224,14 @@ impl Routes {
         if self.refusal_log.allows(Instant::now()) {
             tracing::warn!(reason = %refusal, "a certificate was not issued now");
         }
-        Denial { retry_after: Some(refusal.wait()), ..Denial::new(StatusCode::TOO_MANY_REQUESTS, refusal) }
+        Denial {
+            retry_after: Some(refusal.wait_time()),
+            ..Denial::new(StatusCode::TOO_MANY_REQUESTS, refusal)
+        }
     }
 
     /// Signs a certificate. The key is to be recorded before the certificate is sent.
-    fn sign(
+    fn sign_certificate(
         &self,
         csr: &VerifiedCsr,
         node: &NodeName,
@@ -239,7 +246,7 @@ impl Routes {
             not_after: humantime::format_rfc3339_seconds(signed.not_after).to_string(),
         };
         let key = HeldKey::new(KeyHash::new(csr.key_fingerprint()), signed.not_after);
-        Ok((issued, key.certified(Some(cas.signer().fingerprint().into()), form)))
+        Ok((issued, key.with_certificate(Some(cas.signer().fingerprint().into()), form)))
     }
 }
 

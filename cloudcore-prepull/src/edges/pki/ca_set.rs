@@ -7,7 +7,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-pub(crate) use prepull_admission::ca::Fingerprint;
+pub(crate) use prepull_admission::ca::CaFingerprint;
 
 use super::{Authority, PkiError, sha256};
 use prepull_api::enroll::{MAX_TRUSTED_CAS, certificate_pem, hex};
@@ -21,7 +21,7 @@ pub struct CaSet {
     /// The signer's key, certified by another CA: a client that trusts only that one can verify what the signer signs.
     cross: Vec<CertificateDer<'static>>,
     /// The hash of the bundle, which every session asks for.
-    bundle_hash: OnceLock<Fingerprint>,
+    bundle_hash: OnceLock<CaFingerprint>,
 }
 
 impl From<Authority> for CaSet {
@@ -72,7 +72,7 @@ impl CaSet {
     }
 
     /// The hash of the bundle, by which an edge and cloudcore see whether they mean the same.
-    pub(crate) fn bundle_hash(&self) -> Fingerprint {
+    pub(crate) fn bundle_hash(&self) -> CaFingerprint {
         *self.bundle_hash.get_or_init(|| sha256(self.bundle().as_bytes()))
     }
 
@@ -81,12 +81,12 @@ impl CaSet {
         self.trusted().eq(other.trusted()) && self.cross == other.cross
     }
 
-    pub(crate) fn is_trusted(&self, ca: &Fingerprint) -> bool {
+    pub(crate) fn is_trusted(&self, ca: &CaFingerprint) -> bool {
         self.trusted().any(|certificate| sha256(certificate) == *ca)
     }
 
     /// The trusted CA that has signed a certificate. For one that TLS has verified with [`Self::roots`].
-    pub(crate) fn issuer_of(&self, certificate: &CertificateDer<'_>) -> Option<Fingerprint> {
+    pub(crate) fn issuer_of(&self, certificate: &CertificateDer<'_>) -> Option<CaFingerprint> {
         if self.others.is_empty() {
             return Some(self.signer.fingerprint());
         }

@@ -11,7 +11,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::KeyHash;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Peer {
+pub(crate) struct PeerIdentity {
     pub(crate) node: NodeName,
     pub(crate) form: SubjectForm,
     pub(crate) key: KeyHash,
@@ -44,7 +44,7 @@ pub(crate) enum PeerError {
     Expired { node: NodeName, not_after: SystemTime },
 }
 
-impl Peer {
+impl PeerIdentity {
     /// Refuses a subject of release 0.1, unless those are accepted.
     pub(crate) fn check_subject(&self, accept_system_nodes: bool) -> Result<(), PeerError> {
         if self.form == SubjectForm::Own || accept_system_nodes {
@@ -129,7 +129,8 @@ mod tests {
     #[test]
     fn only_the_exact_subject_names_a_node() {
         use DnType::{CommonName as CN, OrganizationName as O, OrganizationalUnitName as OU};
-        let read = |subject: &[(DnType, &str)]| Peer::from_chain(Some(&[certificate(subject)]), at(0));
+        let read =
+            |subject: &[(DnType, &str)]| PeerIdentity::from_chain(Some(&[certificate(subject)]), at(0));
         let own = read(&[(O, "prepull:nodes"), (CN, "prepull:node:edge-1")]).unwrap();
         assert_eq!((own.node, own.form), ("edge-1".into(), SubjectForm::Own));
         let old = read(&[(O, "system:nodes"), (CN, "system:node:edge-1")]).unwrap();
@@ -159,14 +160,15 @@ mod tests {
             (DnType::CommonName, "system:node:edge-1"),
         ])];
         let end = 1_893_456_000; // 2030-01-01
-        assert!(Peer::from_chain(Some(&leaf), at(end - 1)).is_ok());
+        assert!(PeerIdentity::from_chain(Some(&leaf), at(end - 1)).is_ok());
         let within = |seconds, grace| {
-            Peer::from_chain_within(Some(&leaf), at(end + seconds), Duration::from_secs(grace)).is_ok()
+            PeerIdentity::from_chain_within(Some(&leaf), at(end + seconds), Duration::from_secs(grace))
+                .is_ok()
         };
         assert!(within(59, 60) && !within(60, 60) && !within(0, 0));
-        let error = Peer::from_chain(Some(&leaf), at(end)).unwrap_err().to_string();
+        let error = PeerIdentity::from_chain(Some(&leaf), at(end)).unwrap_err().to_string();
         assert!(error.contains("edge-1 expired at 2030-01-01T00:00:00Z: join again"), "{error}");
-        assert_eq!(Peer::from_chain(None, at(0)), Err(PeerError::Missing));
-        assert_eq!(Peer::from_chain(Some(&[vec![0; 9].into()]), at(0)), Err(PeerError::Malformed));
+        assert_eq!(PeerIdentity::from_chain(None, at(0)), Err(PeerError::Missing));
+        assert_eq!(PeerIdentity::from_chain(Some(&[vec![0; 9].into()]), at(0)), Err(PeerError::Malformed));
     }
 }

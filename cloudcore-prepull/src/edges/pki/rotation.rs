@@ -36,7 +36,7 @@ const SINCE: &str = "since";
 pub struct Rotation {
     data: BTreeMap<String, ByteString>,
     pub(crate) set: CaSet,
-    pub(crate) step: Step,
+    pub(crate) step: RotationStep,
     /// When this step began; none before the first rotation.
     pub(crate) since: Option<SystemTime>,
 }
@@ -50,7 +50,7 @@ const ANNOUNCED_AT_MOST: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Step {
+pub(crate) enum RotationStep {
     /// There is one CA.
     Settled,
     /// A new CA is trusted, and the old one signs.
@@ -69,7 +69,7 @@ pub(crate) enum Due {
 
 /// Why a step cannot be made.
 #[derive(Debug, thiserror::Error)]
-pub enum StepError {
+pub enum RotationError {
     /// There are two CAs already.
     #[error("a rotation is under way already: `cloudcore-prepull ca show` shows how far it is")]
     UnderWay,
@@ -111,11 +111,11 @@ impl Rotation {
         let step = if data.contains_key(NEXT_CERTIFICATE) {
             // Found now rather than when it is to sign.
             Authority::from_pem(needed(NEXT_CERTIFICATE)?, needed(NEXT_KEY)?, origin, now)?;
-            Step::Announced
+            RotationStep::Announced
         } else if data.contains_key(PREVIOUS) {
-            Step::Signing
+            RotationStep::Signing
         } else {
-            Step::Settled
+            RotationStep::Settled
         };
         let since = text(SINCE)?.and_then(|text| humantime::parse_rfc3339(text.trim()).ok());
         Ok(Self { set: CaSet::new(signer, further, origin)?, data, step, since })
@@ -127,14 +127,14 @@ impl Rotation {
     }
 
     /// The data of a Secret with a new CA and no other.
-    pub(super) fn first(now: SystemTime) -> Result<BTreeMap<String, ByteString>, PkiError> {
+    pub(super) fn first_secret_data(now: SystemTime) -> Result<BTreeMap<String, ByteString>, PkiError> {
         let (authority, key) = Authority::generate(now)?;
-        Ok([(CERTIFICATE, authority.pem()), (KEY, key)].map(entry).into())
+        Ok([(CERTIFICATE, authority.pem()), (KEY, key)].map(data_entry).into())
     }
 
     /// The step that is due. `served` is how long this leader has served edges, `old_life` how long after the last
     /// certificate of the old CA the last one that it has signed is of any use.
-    pub(crate) fn due(
+    pub(crate) fn due_step(
         &self,
         census: &CaCensus,
         served: Duration,
@@ -144,12 +144,12 @@ impl Rotation {
         let CaCensus { connected, informed, renewed, unable, old_subject: _ } = *census;
         let lasted = self.since.and_then(|since| now.duration_since(since).ok()).unwrap_or_default();
         match self.step {
-            Step::Settled => None,
-            Step::Announced => {
+            RotationStep::Settled => None,
+            RotationStep::Announced => {
                 let all_know = informed + unable >= connected && served.min(lasted) >= ANNOUNCED_AT_LEAST;
                 (all_know || lasted >= ANNOUNCED_AT_MOST).then_some(Due::Activate)
             }
-            Step::Signing => {
+            RotationStep::Signing => {
                 let nobody_needs_it = renewed == connected && informed == connected && unable == 0;
                 (nobody_needs_it && lasted >= old_life).then_some(Due::Retire)
             }
@@ -157,14 +157,17 @@ impl Rotation {
     }
 
     /// Adds a new CA, which is trusted from then on and does not sign yet.
-    pub fn rotate(&self, now: SystemTime) -> Result<BTreeMap<String, ByteString>, StepError> {
-        if self.step != Step::Settled {
-            return Err(StepError::UnderWay);
+    pub fn rotate(&self, now: SystemTime) -> Result<BTreeMap<String, ByteString>, RotationError> {
+        if self.step != RotationStep::Settled {
+            return Err(RotationError::UnderWay);
         }
         let (next, key) = Authority::generate(now)?;
-        let cross = self.set.signer().certify(&next, now)?;
+        let cross = self.set.signer().cross_certify(&next, now)?;
         let mut data = self.data.clone();
-        data.extend([(NEXT_CERTIFICATE, next.pem()), (NEXT_KEY, key), (CROSS, cross), since(now)].map(entry));
+        data.extend(
+            [(NEXT_CERTIFICATE, next.pem()), (NEXT_KEY, key), (CROSS, cross), since_field(now)]
+                .map(data_entry),
+        );
         Ok(data)
     }
 
@@ -175,31 +178,31 @@ impl Rotation {
         let previous = data.insert(CERTIFICATE.to_owned(), certificate)?;
         data.insert(KEY.to_owned(), key);
         data.insert(PREVIOUS.to_owned(), previous);
-        data.extend([since(now)].map(entry));
+        data.extend([since_field(now)].map(data_entry));
         Some(data)
     }
 
     /// Ends the trust in the old CA.
-    pub fn retire(&self, now: SystemTime) -> Result<BTreeMap<String, ByteString>, StepError> {
-        if self.step != Step::Signing {
-            return Err(StepError::NothingToRetire);
+    pub fn retire(&self, now: SystemTime) -> Result<BTreeMap<String, ByteString>, RotationError> {
+        if self.step != RotationStep::Signing {
+            return Err(RotationError::NothingToRetire);
         }
         let mut data = self.data.clone();
         data.remove(PREVIOUS);
         data.remove(CROSS);
-        data.extend([since(now)].map(entry));
+        data.extend([since_field(now)].map(data_entry));
         Ok(data)
     }
 }
 
-fn since(now: SystemTime) -> (&'static str, String) {
+fn since_field(now: SystemTime) -> (&'static str, String) {
     // Whole seconds are enough for steps that last minutes and months.
     let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     (SINCE, humantime::format_rfc3339_seconds(now).to_string())
 }
 
-fn entry((name, text): (&str, String)) -> (String, ByteString) {
+fn data_entry((name, text): (&str, String)) -> (String, ByteString) {
     (name.to_owned(), ByteString(text.into_bytes()))
 }
 

@@ -26,12 +26,12 @@ const CHECK_EVERY: Duration = Duration::from_secs(24 * 3600);
 pub struct ServerIdentity {
     provider: Arc<CryptoProvider>,
     subject_names: Vec<SanType>,
-    serving: watch::Sender<Arc<Serving>>,
+    serving: watch::Sender<Arc<ServingIdentity>>,
 }
 
 /// The CAs of one moment, and TLS that goes with them.
 #[derive(Debug)]
-pub(crate) struct Serving {
+pub(crate) struct ServingIdentity {
     pub(crate) cas: Arc<CaSet>,
     /// The TLS configuration of the tunnel, which requires a client certificate of our CAs.
     pub(crate) tunnel: Arc<ServerConfig>,
@@ -62,17 +62,17 @@ impl ServerIdentity {
     }
 
     /// The TLS configuration of enrolment that is in use now. There a client certificate is optional, and may have
-    /// expired: see [`Peer::from_chain_within`](super::peer::Peer::from_chain_within).
+    /// expired: see [`PeerIdentity::from_chain_within`](super::peer::PeerIdentity::from_chain_within).
     pub fn enroll_tls(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.serving.borrow().enroll)
     }
 
-    pub(crate) fn serving(&self) -> Arc<Serving> {
+    pub(crate) fn serving(&self) -> Arc<ServingIdentity> {
         Arc::clone(&self.serving.borrow())
     }
 
     /// What is in use now, and a notification whenever it is replaced.
-    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Serving>> {
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<ServingIdentity>> {
         self.serving.subscribe()
     }
 
@@ -147,7 +147,7 @@ fn serve_with(
     provider: &Arc<CryptoProvider>,
     subject_names: &[SanType],
     now: SystemTime,
-) -> Result<Serving, PkiError> {
+) -> Result<ServingIdentity, PkiError> {
     let (certificate, key, not_after) = cas.signer().sign_server(subject_names.to_vec(), now)?;
     let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let signer =
@@ -156,7 +156,7 @@ fn serve_with(
     let own = Arc::new(SingleCertAndKey::from(CertifiedKey::new(chain, signer)));
     let tunnel = tls_config(&cas, provider, &own, true)?;
     let enroll = tls_config(&cas, provider, &own, false)?;
-    Ok(Serving { cas, tunnel, enroll, issued: now, not_after })
+    Ok(ServingIdentity { cas, tunnel, enroll, issued: now, not_after })
 }
 
 /// The default algorithms, and first of them the suite whose keys and hashes cost least: processors have instructions for

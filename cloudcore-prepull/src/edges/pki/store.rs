@@ -23,7 +23,7 @@ pub(crate) struct CaStore {
     namespace: String,
 }
 
-pub(crate) struct Stored {
+pub(crate) struct StoredCa {
     secret: Secret,
     pub(crate) rotation: Rotation,
 }
@@ -35,14 +35,14 @@ impl CaStore {
 
     /// Reads the CA, or generates and stores one if there is none. If several replicas do so at once, the first wins and
     /// the others use its CA.
-    pub(crate) async fn load_or_create(&self) -> Result<Stored, PkiError> {
+    pub(crate) async fn load_or_create(&self) -> Result<StoredCa, PkiError> {
         if let Some(stored) = self.read().await? {
             return Ok(stored);
         }
         let secret = Secret {
             metadata: ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() },
             type_: Some("kubernetes.io/tls".to_owned()),
-            data: Some(Rotation::first(SystemTime::now())?),
+            data: Some(Rotation::first_secret_data(SystemTime::now())?),
             ..Secret::default()
         };
         match self.secrets.create(&post_params(), &secret).await {
@@ -52,38 +52,39 @@ impl CaStore {
                 tracing::info!(namespace = self.namespace, secret = CA_SECRET, ?ca, "generated a new CA");
                 Ok(stored)
             }
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                self.parse(self.secrets.get(CA_SECRET).await.map_err(|error| self.failed("reading", error))?)
-            }
-            Err(error) => Err(self.failed("creating", error)),
+            Err(kube::Error::Api(status)) if status.code == 409 => self.parse(
+                self.secrets.get(CA_SECRET).await.map_err(|error| self.secret_error("reading", error))?,
+            ),
+            Err(error) => Err(self.secret_error("creating", error)),
         }
     }
 
     /// Reads the CA; none if there is no Secret.
-    pub(crate) async fn read(&self) -> Result<Option<Stored>, PkiError> {
-        let secret = self.secrets.get_opt(CA_SECRET).await.map_err(|error| self.failed("reading", error))?;
+    pub(crate) async fn read(&self) -> Result<Option<StoredCa>, PkiError> {
+        let secret =
+            self.secrets.get_opt(CA_SECRET).await.map_err(|error| self.secret_error("reading", error))?;
         secret.map(|secret| self.parse(secret)).transpose()
     }
 
     /// Stores a step. It fails if the Secret has changed since the step's state was read.
     pub(crate) async fn write(
         &self,
-        read: Stored,
+        read: StoredCa,
         data: BTreeMap<String, ByteString>,
-    ) -> Result<Stored, PkiError> {
+    ) -> Result<StoredCa, PkiError> {
         // With the resource version, by which the API server notices another write.
         let secret = Secret { data: Some(data), ..read.secret };
         let written = self.secrets.replace(CA_SECRET, &post_params(), &secret).await;
-        self.parse(written.map_err(|error| self.failed("writing", error))?)
+        self.parse(written.map_err(|error| self.secret_error("writing", error))?)
     }
 
-    fn parse(&self, secret: Secret) -> Result<Stored, PkiError> {
+    fn parse(&self, secret: Secret) -> Result<StoredCa, PkiError> {
         let origin = format!("Secret {}/{CA_SECRET}", self.namespace);
         let data = secret.data.clone().unwrap_or_default();
-        Ok(Stored { rotation: Rotation::parse(data, &origin, SystemTime::now())?, secret })
+        Ok(StoredCa { rotation: Rotation::parse(data, &origin, SystemTime::now())?, secret })
     }
 
-    fn failed(&self, operation: &'static str, source: kube::Error) -> PkiError {
+    fn secret_error(&self, operation: &'static str, source: kube::Error) -> PkiError {
         PkiError::Secret { operation, namespace: self.namespace.clone(), source: Box::new(source) }
     }
 }
@@ -127,7 +128,7 @@ mod tests {
         let now = SystemTime::now();
         let ((old, _), (new, key)) = (Authority::generate(now).unwrap(), Authority::generate(now).unwrap());
         let (crt_path, key_path) = (dir.path().join("ca.crt"), dir.path().join("ca.key"));
-        let cross = old.certify(&new, now).unwrap();
+        let cross = old.cross_certify(&new, now).unwrap();
         std::fs::write(&crt_path, [new.pem(), old.pem(), cross].concat()).unwrap();
         std::fs::write(&key_path, key).unwrap();
         let set = CaSet::from_files(&crt_path, &key_path).unwrap();

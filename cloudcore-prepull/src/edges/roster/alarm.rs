@@ -14,7 +14,7 @@ use prometheus_client::metrics::family::Family;
 
 use crate::edges::pki::KeyHash;
 use crate::kube_api::events::Events;
-use prepull_admission::records::record::Refusal;
+use prepull_admission::records::record::NodeRefusal;
 
 /// Events of one kind about one node, at once and per second: two machines with one identity alternate every few seconds.
 const PER_NODE: (f64, f64) = (1.0, 1.0 / 600.0);
@@ -29,7 +29,7 @@ struct PlaceLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
+struct RefusalLabel {
     reason: &'static str,
 }
 
@@ -39,14 +39,14 @@ prepull_program::metrics! {
         /// Keys that were presented although a newer key of the same node was in use, by where
         superseded_keys: Family<PlaceLabel, Counter>,
         /// Edges that were refused although TLS accepted their certificate or their token was valid, by reason
-        refused_edges: Family<ReasonLabel, Counter>,
+        refused_edges: Family<RefusalLabel, Counter>,
         /// Certificates that were renewed after they had expired
         late_renewals: Counter,
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum AlarmPlace {
     Tunnel,
     Renewal,
 }
@@ -81,10 +81,16 @@ impl Alarms {
     }
 
     /// A key that a newer one of the node has superseded is still there.
-    pub(super) fn superseded(&self, node: &NodeName, presented: KeyHash, newest: KeyHash, place: Place) {
+    pub(super) fn raise_superseded(
+        &self,
+        node: &NodeName,
+        presented: KeyHash,
+        newest: KeyHash,
+        place: AlarmPlace,
+    ) {
         let (at, outcome) = match place {
-            Place::Tunnel => ("tunnel", "It is served until its certificate ends"),
-            Place::Renewal => ("renewal", "Its certificate was not renewed"),
+            AlarmPlace::Tunnel => ("tunnel", "It is served until its certificate ends"),
+            AlarmPlace::Renewal => ("renewal", "Its certificate was not renewed"),
         };
         self.metrics.superseded_keys.get_or_create(&PlaceLabel { at }).inc();
         let note = format!(
@@ -93,7 +99,7 @@ impl Alarms {
              why: `kubectl prepull node revoke {node}`, then join the right machine with a new token \
              (`kubectl prepull tokens create --node {node}`)"
         );
-        self.tell(node, reasons::SUPERSEDED_KEY, note);
+        self.send_event(node, reasons::SUPERSEDED_KEY, note);
     }
 
     /// A certificate was renewed after it had expired.
@@ -104,27 +110,29 @@ impl Alarms {
             "The certificate of this node had expired at {end}, and was renewed for the holder of its key. If the \
              machine was not away since then: `kubectl prepull node revoke {node}`"
         );
-        self.tell(node, reasons::RENEWED_AFTER_EXPIRY, note);
+        self.send_event(node, reasons::RENEWED_AFTER_EXPIRY, note);
     }
 
     #[cfg(test)]
-    pub(super) fn late(&self) -> u64 {
+    pub(super) fn late_renewals(&self) -> u64 {
         self.metrics.late_renewals.get()
     }
 
-    pub(super) fn refused(&self, refusal: &Refusal) {
+    pub(super) fn count_refused(&self, refusal: &NodeRefusal) {
         let reason = match refusal {
-            Refusal::Revoked { .. } => "revoked",
-            Refusal::Superseded { .. } => "superseded",
-            Refusal::NoNode { .. } => "no_node",
-            Refusal::NotAnEdge { .. } | Refusal::HasJoined { .. } | Refusal::OldToken { .. } => "token",
+            NodeRefusal::Revoked { .. } => "revoked",
+            NodeRefusal::Superseded { .. } => "superseded",
+            NodeRefusal::NoNode { .. } => "no_node",
+            NodeRefusal::NotAnEdge { .. } | NodeRefusal::HasJoined { .. } | NodeRefusal::OldToken { .. } => {
+                "token"
+            }
             // Of a command, and not of an edge.
-            Refusal::HasRejoined { .. } => return,
+            NodeRefusal::HasRejoined { .. } => return,
         };
-        self.metrics.refused_edges.get_or_create(&ReasonLabel { reason }).inc();
+        self.metrics.refused_edges.get_or_create(&RefusalLabel { reason }).inc();
     }
 
-    fn tell(&self, node: &NodeName, reason: &'static str, note: String) {
+    fn send_event(&self, node: &NodeName, reason: &'static str, note: String) {
         if !self.told.lock().may_tell(node, reason, Instant::now()) {
             return;
         }

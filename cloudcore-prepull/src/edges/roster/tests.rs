@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::*;
 
-const CA: Fingerprint = [7; 32];
+const CA: CaFingerprint = [7; 32];
 const LATER: Duration = Duration::from_secs(1_800_000_000);
 /// By then a key that was seen is recorded.
 const SEEN: Duration = Duration::from_secs(3);
@@ -18,9 +18,9 @@ fn held(byte: u8) -> HeldKey {
     HeldKey::new(KeyHash::new([byte; 32]), UNIX_EPOCH + LATER)
 }
 
-fn peer(node: &str, byte: u8) -> Peer {
+fn peer(node: &str, byte: u8) -> PeerIdentity {
     let (key, form) = (KeyHash::new([byte; 32]), SubjectForm::Own);
-    Peer { node: node.into(), form, key, not_after: UNIX_EPOCH + LATER }
+    PeerIdentity { node: node.into(), form, key, not_after: UNIX_EPOCH + LATER }
 }
 
 /// Another process with the same store, as a command or a successor is.
@@ -30,11 +30,11 @@ fn beside(roster: &Roster) -> Roster {
 
 async fn stored(roster: &Roster, node: &str) -> NodeRecord {
     let node = node.into();
-    roster.shared.store.read(ShardId::of(&node)).await.unwrap().record(&node)
+    roster.shared.store.read(ShardId::for_node(&node)).await.unwrap().record(&node)
 }
 
 async fn revoke(roster: &Roster, node: &str) {
-    let change = Change::Revoke { at: "t".to_owned() };
+    let change = RecordChange::Revoke { at: "t".to_owned() };
     roster.shared.store.change(&node.into(), &change).await.unwrap();
 }
 
@@ -43,7 +43,7 @@ async fn a_thousand_joins_at_once_are_a_few_writes() {
     let roster = Roster::in_memory();
     let joins = (0..1000).map(|n| {
         let roster = roster.clone();
-        async move { roster.join(&NodeName(format!("edge-{n}")), Admission::Fleet, held(1)).await }
+        async move { roster.join(&NodeName(format!("edge-{n}")), JoinScope::Fleet, held(1)).await }
     });
     for joined in futures::future::join_all(joins).await {
         joined.unwrap();
@@ -88,28 +88,28 @@ async fn a_used_key_survives_a_failover() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(
         stored(&roster, "edge-1").await.key,
-        Some(HeldKey { seen: true, ..held(1).certified(Some(CA.into()), SubjectForm::Own) })
+        Some(HeldKey { seen: true, ..held(1).with_certificate(Some(CA.into()), SubjectForm::Own) })
     );
     let successor = beside(&roster);
     successor.load().await;
     // Before it has written anything, which would read the record as well.
-    let standing = successor.shared.view.stand(&"edge-1".into(), KeyHash::new([1; 32]));
+    let standing = successor.shared.view.key_standing(&"edge-1".into(), KeyHash::new([1; 32]));
     assert_eq!(standing, Ok(Standing::Known));
     successor.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await.unwrap();
     successor.admit(&peer("edge-1", 2), CA).unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let refused = successor.renew(&peer("edge-1", 1), held(3), UNIX_EPOCH).await;
-    assert!(matches!(refused, Err(Some(Refusal::Superseded { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(Some(NodeRefusal::Superseded { .. }))), "{refused:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn writes_notice_a_revocation_without_a_watch() {
     let roster = Roster::in_memory();
-    roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await.unwrap();
+    roster.join(&"edge-1".into(), JoinScope::Fleet, held(1)).await.unwrap();
     revoke(&roster, "edge-1").await;
     // The watch hasn't seen the record yet: the stored one decides.
     let refused = roster.renew(&peer("edge-1", 1), held(2), UNIX_EPOCH).await;
-    assert!(matches!(refused, Err(Some(Refusal::Revoked { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(Some(NodeRefusal::Revoked { .. }))), "{refused:?}");
     assert!(roster.admit(&peer("edge-1", 1), CA).is_err(), "and from then on handshakes as well");
     let successor = beside(&roster);
     successor.load().await;
@@ -119,15 +119,15 @@ async fn writes_notice_a_revocation_without_a_watch() {
 #[tokio::test(start_paused = true)]
 async fn sessions_are_looked_at_after_revocations_only() {
     let roster = Roster::in_memory();
-    roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await.unwrap();
+    roster.join(&"edge-1".into(), JoinScope::Fleet, held(1)).await.unwrap();
     roster.admit(&peer("edge-1", 1), CA).unwrap();
     tokio::time::sleep(SEEN).await;
-    assert_eq!(roster.changed().now_or_never(), None, "a key that is recorded ends no session");
+    assert_eq!(roster.wait_for_change().now_or_never(), None, "a key that is recorded ends no session");
     revoke(&roster, "edge-1").await;
     roster.load().await;
-    assert_eq!(roster.changed().now_or_never(), Some(()));
+    assert_eq!(roster.wait_for_change().now_or_never(), Some(()));
     roster.renew(&peer("edge-2", 1), held(2), UNIX_EPOCH).await.unwrap();
-    assert_eq!(roster.changed().now_or_never(), None, "it was known");
+    assert_eq!(roster.wait_for_change().now_or_never(), None, "it was known");
 }
 
 #[tokio::test(start_paused = true)]
@@ -135,8 +135,8 @@ async fn records_that_somebody_deletes_are_written_again() {
     let roster = Roster::in_memory();
     revoke(&roster, "edge-1").await;
     roster.load().await;
-    let id = ShardId::of(&"edge-1".into());
-    let Store::Memory(memory) = &roster.shared.store else { panic!("in memory") };
+    let id = ShardId::for_node(&"edge-1".into());
+    let ShardStore::Memory(memory) = &roster.shared.store else { panic!("in memory") };
     memory.lock().unwrap().clear();
     roster.restore(id);
     assert!(roster.admit(&peer("edge-1", 1), CA).is_err());
@@ -150,7 +150,7 @@ async fn an_expired_certificate_raises_an_alarm() {
     let end = UNIX_EPOCH + LATER;
     roster.renew(&peer("edge-1", 1), held(2), end - Duration::from_secs(1)).await.unwrap();
     roster.renew(&peer("edge-2", 1), held(2), end).await.unwrap();
-    assert_eq!(roster.shared.alarms.late(), 1);
+    assert_eq!(roster.shared.alarms.late_renewals(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -158,7 +158,7 @@ async fn waits_for_a_node_just_created() {
     let (roster, begun, second) = (Roster::in_memory(), Instant::now(), Duration::from_secs(1));
     roster.set_nodes(std::iter::empty());
     let (joined, renewed, ()) = tokio::join!(
-        async { roster.join(&"edge-1".into(), Admission::Fleet, held(1)).await },
+        async { roster.join(&"edge-1".into(), JoinScope::Fleet, held(1)).await },
         async { roster.renew(&peer("edge-2", 1), held(2), UNIX_EPOCH).await },
         async {
             tokio::time::sleep(second).await;

@@ -7,12 +7,12 @@ use prepull_api::task::NodeName;
 use tokio::sync::Notify;
 
 use crate::edges::pki::KeyHash;
-use prepull_admission::records::record::{NodeRecord, Recorded, Refusal, Standing};
+use prepull_admission::records::record::{NodeRecord, NodeRefusal, Recorded, Standing};
 use prepull_admission::records::shard::{SHARDS, Shard, ShardId};
 
 #[derive(Debug)]
-pub(super) struct View {
-    known: Mutex<Known>,
+pub(super) struct RosterView {
+    known: Mutex<KnownRecords>,
     /// Woken when a session may have to end.
     changed: Notify,
     /// Woken when a Node has come.
@@ -20,17 +20,17 @@ pub(super) struct View {
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownRecords {
     shards: Vec<Shard>,
     /// The Nodes, and whether each is an edge node. None where there is no API server, in tests: any may exist then.
     nodes: Option<HashMap<NodeName, bool>>,
 }
 
-impl View {
+impl RosterView {
     pub(super) fn new() -> Self {
         let shards = vec![Shard::default(); SHARDS];
         Self {
-            known: Mutex::new(Known { shards, nodes: None }),
+            known: Mutex::new(KnownRecords { shards, nodes: None }),
             changed: Notify::new(),
             arrived: Notify::new(),
         }
@@ -64,7 +64,7 @@ impl View {
 
     /// Forgets the version of a shard after its ConfigMap was deleted, and keeps the records. Returns whether there are
     /// any.
-    pub(super) fn lose(&self, id: ShardId) -> bool {
+    pub(super) fn forget_version(&self, id: ShardId) -> bool {
         let known = &mut self.known.lock().shards[id.index()];
         known.version = None;
         !known.records.is_empty()
@@ -92,28 +92,28 @@ impl View {
     }
 
     /// Waits until a session may have to end.
-    pub(super) async fn changed(&self) {
+    pub(super) async fn wait_for_change(&self) {
         self.changed.notified().await;
     }
 
     /// Whether the holder of a valid certificate of this key is served, and how the key stands to the node's record.
-    pub(super) fn stand(&self, node: &NodeName, key: KeyHash) -> Result<Standing, Refusal> {
+    pub(super) fn key_standing(&self, node: &NodeName, key: KeyHash) -> Result<Standing, NodeRefusal> {
         let known = self.known.lock();
         let empty = NodeRecord::default();
-        let record = known.shards[ShardId::of(node).index()].records.get(node).unwrap_or(&empty);
+        let record = known.shards[ShardId::for_node(node).index()].records.get(node).unwrap_or(&empty);
         // Check revocation first: re-creating the Node must not readmit a revoked key.
-        let standing = record.stand(node, key)?;
+        let standing = record.check_standing(node, key)?;
         known.find_node(node)?;
         Ok(standing)
     }
 
     pub(super) fn recorded(&self, node: &NodeName) -> Recorded {
         let known = self.known.lock();
-        let record = known.shards[ShardId::of(node).index()].records.get(node);
-        record.map(NodeRecord::shown).unwrap_or_default()
+        let record = known.shards[ShardId::for_node(node).index()].records.get(node);
+        record.map(NodeRecord::for_display).unwrap_or_default()
     }
 
-    pub(super) fn find_node(&self, node: &NodeName) -> Result<(), Refusal> {
+    pub(super) fn find_node(&self, node: &NodeName) -> Result<(), NodeRefusal> {
         self.known.lock().find_node(node).map(drop)
     }
 
@@ -131,16 +131,16 @@ impl View {
     }
 
     /// Whether the cluster has the Node, and it is an edge node.
-    pub(super) fn find_edge(&self, node: &NodeName) -> Result<(), Refusal> {
+    pub(super) fn find_edge(&self, node: &NodeName) -> Result<(), NodeRefusal> {
         let is_edge = self.known.lock().find_node(node)?;
-        if is_edge { Ok(()) } else { Err(Refusal::NotAnEdge { node: node.clone() }) }
+        if is_edge { Ok(()) } else { Err(NodeRefusal::NotAnEdge { node: node.clone() }) }
     }
 }
 
-impl Known {
-    fn find_node(&self, node: &NodeName) -> Result<bool, Refusal> {
+impl KnownRecords {
+    fn find_node(&self, node: &NodeName) -> Result<bool, NodeRefusal> {
         let Some(nodes) = &self.nodes else { return Ok(true) };
-        nodes.get(node).copied().ok_or_else(|| Refusal::NoNode { node: node.clone() })
+        nodes.get(node).copied().ok_or_else(|| NodeRefusal::NoNode { node: node.clone() })
     }
 }
 

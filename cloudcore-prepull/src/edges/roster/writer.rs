@@ -11,10 +11,10 @@ use prepull_program::errors::with_causes;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::view::View;
-use prepull_admission::records::record::{Change, HeldKey, Refusal};
+use super::view::RosterView;
+use prepull_admission::records::record::{HeldKey, NodeRefusal, RecordChange};
 use prepull_admission::records::shard::ShardId;
-use prepull_admission::records::store::{ATTEMPTS, RosterError, Store};
+use prepull_admission::records::store::{ATTEMPTS, RosterError, ShardStore};
 
 /// Writes of one shard for edges that wait, at once and per second. A ConfigMap of 10,000 nodes' records has up to 140 KB,
 /// and etcd keeps every version until it compacts, after five minutes: 16 shards at this pace fill a third of its usual
@@ -31,22 +31,22 @@ const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(
 const ANSWER_LIMIT: Duration = Duration::from_secs(8);
 
 /// The outcome of a change for the edge that waits: refused, or `None` if the API server did not take the write.
-pub(super) type Answer = Result<(), Option<Refusal>>;
+pub(super) type ChangeAnswer = Result<(), Option<NodeRefusal>>;
 
 /// The writer of one shard. It works while there is something to write.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct ShardWriter {
     id: ShardId,
-    store: Store,
-    view: Arc<View>,
-    queue: Mutex<Queue>,
+    store: ShardStore,
+    view: Arc<RosterView>,
+    queue: Mutex<ShardQueue>,
     arrived: Notify,
 }
 
 /// What is to be written. Changes are bounded by the connections of the enrolment endpoint, seen keys by the nodes.
 #[derive(Debug)]
-struct Queue {
-    changes: Vec<Waiting>,
+struct ShardQueue {
+    changes: Vec<WaitingChange>,
     seen: HashMap<NodeName, HeldKey>,
     is_lost: bool,
     is_at_work: bool,
@@ -54,7 +54,7 @@ struct Queue {
     seen_writes: TokenBucket<std::time::Instant>,
 }
 
-impl Default for Queue {
+impl Default for ShardQueue {
     fn default() -> Self {
         Self {
             changes: Vec::new(),
@@ -67,14 +67,14 @@ impl Default for Queue {
     }
 }
 
-impl Queue {
+impl ShardQueue {
     fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.seen.is_empty() && !self.is_lost
     }
 
     /// How long the next write has to wait. The paces are kept here, and not by the task that writes: that ends
     /// whenever nothing is left to write, which is after every request of an edge that asks again and again.
-    fn wait(&mut self, now: Instant) -> Duration {
+    fn next_write_delay(&mut self, now: Instant) -> Duration {
         let wait = self.writes.wait_for(1.0, now.into_std());
         if self.changes.is_empty() {
             wait.max(SEEN_PAUSE).max(self.seen_writes.wait_for(1.0, now.into_std()))
@@ -85,38 +85,38 @@ impl Queue {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingChange {
     node: NodeName,
-    change: Change,
-    answer: oneshot::Sender<Answer>,
+    change: RecordChange,
+    answer: oneshot::Sender<ChangeAnswer>,
 }
 
-impl Writer {
-    pub(super) fn new(id: ShardId, store: Store, view: Arc<View>) -> Arc<Self> {
+impl ShardWriter {
+    pub(super) fn new(id: ShardId, store: ShardStore, view: Arc<RosterView>) -> Arc<Self> {
         Arc::new(Self { id, store, view, queue: Mutex::default(), arrived: Notify::new() })
     }
 
     /// Makes a change, and returns once it is stored.
-    pub(super) async fn change(self: &Arc<Self>, node: NodeName, change: Change) -> Answer {
+    pub(super) async fn store_change(self: &Arc<Self>, node: NodeName, change: RecordChange) -> ChangeAnswer {
         let (answer, answered) = oneshot::channel();
-        self.queue.lock().changes.push(Waiting { node, change, answer });
-        self.work();
+        self.queue.lock().changes.push(WaitingChange { node, change, answer });
+        self.start_writing();
         answered.await.unwrap_or(Err(None))
     }
 
     /// Records soon that the key was seen in use.
     pub(super) fn note_use(self: &Arc<Self>, node: NodeName, used: HeldKey) {
         self.queue.lock().seen.insert(node, used);
-        self.work();
+        self.start_writing();
     }
 
     /// Writes the shard again after its ConfigMap was deleted.
     pub(super) fn restore(self: &Arc<Self>) {
         self.queue.lock().is_lost = true;
-        self.work();
+        self.start_writing();
     }
 
-    fn work(self: &Arc<Self>) {
+    fn start_writing(self: &Arc<Self>) {
         self.arrived.notify_one();
         if !std::mem::replace(&mut self.queue.lock().is_at_work, true) {
             tokio::spawn(Arc::clone(self).write_all());
@@ -133,7 +133,7 @@ impl Writer {
                     return;
                 }
                 let now = Instant::now();
-                let due = now + queue.wait(now);
+                let due = now + queue.next_write_delay(now);
                 // Keys that are seen in the interval don't put the write off.
                 if queue.changes.is_empty() { *seen_due.get_or_insert(due) } else { due }
             };
@@ -184,22 +184,22 @@ impl Writer {
     /// Applies the changes to the stored shard, and reads it again after a conflict.
     async fn commit(
         &self,
-        changes: &[Waiting],
+        changes: &[WaitingChange],
         seen: &HashMap<NodeName, HeldKey>,
         is_lost: bool,
-    ) -> Result<Vec<Result<(), Refusal>>, RosterError> {
+    ) -> Result<Vec<Result<(), NodeRefusal>>, RosterError> {
         let mut base = self.view.shard(self.id);
         for _ in 0..ATTEMPTS {
             let mut shard = base.clone();
             let mut is_changed = is_lost && shard.version.is_none() && !shard.records.is_empty();
             for (node, used) in seen {
-                if let Ok(after) = shard.record(node).after(node, &Change::Seen(*used)) {
+                if let Ok(after) = shard.record(node).with_change(node, &RecordChange::Seen(*used)) {
                     is_changed |= shard.put(node, after);
                 }
             }
             let mut answers = Vec::with_capacity(changes.len());
-            for Waiting { node, change, answer: _ } in changes {
-                let after = shard.record(node).after(node, change);
+            for WaitingChange { node, change, answer: _ } in changes {
+                let after = shard.record(node).with_change(node, change);
                 answers.push(after.map(|after| is_changed |= shard.put(node, after)));
             }
             if !is_changed {

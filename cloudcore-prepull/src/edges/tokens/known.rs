@@ -25,7 +25,7 @@ const MAX_KNOWN: usize = 100_000;
 
 /// What the watch has shown. All clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct KnownTokens {
     hashes: Arc<RwLock<HashMap<String, SecretHash>>>,
     lookups: Arc<Mutex<TokenBucket<Instant>>>,
 }
@@ -40,14 +40,14 @@ pub(super) enum Recognised {
     TooMany,
 }
 
-impl Default for Known {
+impl Default for KnownTokens {
     fn default() -> Self {
         let (per_second, burst) = LOOKUPS;
         Self { hashes: Arc::default(), lookups: Arc::new(Mutex::new(TokenBucket::new(per_second, burst))) }
     }
 }
 
-impl Known {
+impl KnownTokens {
     pub(super) fn recognise(&self, id: &str, secret: &str, now: Instant) -> Recognised {
         let known = self.hashes.read();
         match known.get(id) {
@@ -62,16 +62,16 @@ impl Known {
     }
 
     /// Follows the tokens for ever. What has been shown stays known while the watch is broken.
-    pub(super) async fn follow(self, secrets: Api<Secret>) {
-        let config = watch::config().labels(TOKEN_LABEL);
+    pub(super) async fn follow_secrets(self, secrets: Api<Secret>) {
+        let config = watch::watcher_config().labels(TOKEN_LABEL);
         let mut events = std::pin::pin!(watcher(secrets, config).default_backoff());
         let (mut listed, log) = (HashMap::new(), FailureLog::default());
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Init) => listed.clear(),
-                Ok(Event::InitApply(secret)) => insert(&mut listed, &secret),
+                Ok(Event::InitApply(secret)) => insert_token(&mut listed, &secret),
                 Ok(Event::InitDone) => *self.hashes.write() = std::mem::take(&mut listed),
-                Ok(Event::Apply(secret)) => insert(&mut self.hashes.write(), &secret),
+                Ok(Event::Apply(secret)) => insert_token(&mut self.hashes.write(), &secret),
                 Ok(Event::Delete(secret)) => {
                     if let Some(id) = id_of(&secret) {
                         self.hashes.write().remove(id);
@@ -86,7 +86,7 @@ impl Known {
 }
 
 /// Notes a token. We skip a malformed Secret: `redeem` refuses its token.
-fn insert(known: &mut HashMap<String, SecretHash>, secret: &Secret) {
+fn insert_token(known: &mut HashMap<String, SecretHash>, secret: &Secret) {
     if let Some((id, hash)) = hash_of(secret)
         && (known.len() < MAX_KNOWN || known.contains_key(id))
     {
@@ -102,8 +102,8 @@ mod tests {
 
     #[test]
     fn wrong_tokens_cost_no_requests() {
-        let (known, now) = (Known::default(), Instant::now());
-        known.hashes.write().insert("a".to_owned(), SecretHash::of("good"));
+        let (known, now) = (KnownTokens::default(), Instant::now());
+        known.hashes.write().insert("a".to_owned(), SecretHash::from_secret("good"));
         for _ in 0..1000 {
             assert_eq!(known.recognise("a", "bad", now), Recognised::Wrong);
         }

@@ -19,9 +19,9 @@ use tokio::time::Instant;
 
 use super::handshake::{Connected, Handshaker};
 use super::overload::{Overload, OverloadReason};
-use super::refusal::Refusal;
+use super::refusal::ConnectionRefusal;
 use super::session::{self, SessionContext};
-use super::{Sessions, Settings};
+use super::{ListenerSettings, Sessions};
 use crate::edges::PortTerms;
 use crate::edges::door::{Door, Secured};
 use crate::edges::log_rate::LogRate;
@@ -36,7 +36,7 @@ pub(super) struct Admission {
     sessions: Sessions,
     roster: Roster,
     events: mpsc::Sender<SessionEvent>,
-    settings: Settings,
+    settings: ListenerSettings,
     session_slots: Arc<Semaphore>,
     refusal_log: LogRate,
     overload: Overload,
@@ -47,11 +47,11 @@ impl Admission {
         terms: PortTerms,
         sessions: Sessions,
         events: mpsc::Sender<SessionEvent>,
-        settings: Settings,
+        settings: ListenerSettings,
     ) -> Self {
         let PortTerms { identity, roster, metrics, shutdown: _ } = terms;
         Self {
-            door: Door::new("tunnel", settings.door(), metrics.clone()),
+            door: Door::new("tunnel", settings.door_limits(), metrics.clone()),
             handshaker: Handshaker::new(Arc::clone(&identity), roster.clone(), &settings),
             identity,
             sessions,
@@ -70,14 +70,15 @@ impl Admission {
     /// edge retries only after 1, 2 and 4 s.
     pub(super) async fn serve_connection(&self, stream: TcpStream, address: SocketAddr) {
         // Boxed, and so freed when it's over: the task of a session would keep its room.
-        if let Some(session) = Box::pin(self.admit(stream, address)).await {
+        if let Some(session) = Box::pin(self.open_session(stream, address)).await {
             session.await;
         }
     }
 
     /// The session of a connection that gets one.
-    async fn admit(&self, stream: TcpStream, address: SocketAddr) -> Option<BoxFuture<'_, ()>> {
-        let passed = self.door.pass(stream, address, |arrived, _| self.handshaker.accept(arrived)).await;
+    async fn open_session(&self, stream: TcpStream, address: SocketAddr) -> Option<BoxFuture<'_, ()>> {
+        let passed =
+            self.door.admit_connection(stream, address, |arrived, _| self.handshaker.accept(arrived)).await;
         let refusal = match passed {
             Ok((Connected { channel, peer, issuer, open }, handshake_slot)) => {
                 tracing::Span::current().record("node", tracing::field::display(&peer.node));
@@ -118,9 +119,14 @@ impl Admission {
     }
 
     /// Sends an edge the time to come back, and closes the connection.
-    async fn send_away(&self, channel: Channel<Secured>, node: &NodeName, reason: OverloadReason) -> Refusal {
+    async fn send_away(
+        &self,
+        channel: Channel<Secured>,
+        node: &NodeName,
+        reason: OverloadReason,
+    ) -> ConnectionRefusal {
         let goaway = self.overload.goaway(node, reason, Instant::now());
         channel.close_after(goaway, CloseCode::Again, &reason.to_string()).await;
-        Refusal::SentAway(reason)
+        ConnectionRefusal::SentAway(reason)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::Sessions;
-use crate::edges::roster::{Refusal, Roster};
+use crate::edges::roster::{NodeRefusal, Roster};
 
 /// The shortest time between two looks at all sessions: there may be 20,000.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -20,15 +20,15 @@ pub(crate) async fn end_sessions(roster: Roster, sessions: Sessions) {
     let mut without_node = HashMap::new();
     loop {
         if without_node.is_empty() {
-            roster.changed().await;
+            roster.wait_for_change().await;
         } else {
-            let _ = timeout(PAUSE, roster.changed()).await;
+            let _ = timeout(PAUSE, roster.wait_for_change()).await;
         }
         let (now, before) = (Instant::now(), std::mem::take(&mut without_node));
         for (node, session, key) in sessions.all() {
-            let Err(refusal) = roster.check(&node, key) else { continue };
+            let Err(refusal) = roster.check_key(&node, key) else { continue };
             let since = *before.get(&session).unwrap_or(&now);
-            if matches!(refusal, Refusal::NoNode { .. }) && now - since < FAREWELL {
+            if matches!(refusal, NodeRefusal::NoNode { .. }) && now - since < FAREWELL {
                 without_node.insert(session, since);
                 continue;
             }

@@ -6,11 +6,11 @@
 use std::borrow::Cow;
 
 use prepull_api::text::is_display_control;
-use prepull_api::wire::{DecodeError, EdgeMessage, decode};
+use prepull_api::wire::{DecodeError, EdgeMessage, decode_frame};
 
 /// Decodes a frame of an edge. In all its texts, U+FFFD stands for control characters other than line feeds and tabs.
 pub(super) fn decode_from_edge(frame: &str) -> Result<EdgeMessage, DecodeError> {
-    decode(&clean_json(frame))
+    decode_frame(&clean_json(frame))
 }
 
 /// Replaces control characters in the strings of a JSON text, written as such or as an escape. A text that isn't JSON

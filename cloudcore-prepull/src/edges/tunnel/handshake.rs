@@ -9,12 +9,12 @@ use tokio_tungstenite::accept_hdr_async_with_config;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode, header::SEC_WEBSOCKET_PROTOCOL};
 
-use super::Settings;
+use super::ListenerSettings;
 use super::node_connections::{NodeConnections, OpenConnection};
-use super::refusal::Refusal;
+use super::refusal::ConnectionRefusal;
 use crate::edges::door::{Arrived, Secured, Turned};
-use crate::edges::pki::ca_set::Fingerprint;
-use crate::edges::pki::peer::Peer;
+use crate::edges::pki::ca_set::CaFingerprint;
+use crate::edges::pki::peer::PeerIdentity;
 use crate::edges::pki::{CaSet, ServerIdentity};
 use crate::edges::roster::Roster;
 
@@ -33,15 +33,15 @@ pub(super) struct Handshaker {
 /// A websocket with an authenticated node at its other end.
 pub(super) struct Connected {
     pub(super) channel: Channel<Secured>,
-    pub(super) peer: Peer,
+    pub(super) peer: PeerIdentity,
     /// The CA of the node's certificate.
-    pub(super) issuer: Fingerprint,
+    pub(super) issuer: CaFingerprint,
     /// Counts the connection until it is dropped.
     pub(super) open: OpenConnection,
 }
 
 impl Handshaker {
-    pub(super) fn new(identity: Arc<ServerIdentity>, roster: Roster, settings: &Settings) -> Self {
+    pub(super) fn new(identity: Arc<ServerIdentity>, roster: Roster, settings: &ListenerSettings) -> Self {
         Self {
             identity,
             roster,
@@ -53,7 +53,7 @@ impl Handshaker {
     }
 
     /// Performs both handshakes. A peer that TLS accepts and we refuse gets an HTTP status with the reason.
-    pub(super) async fn accept(&self, arrived: Arrived) -> Result<Connected, Refusal> {
+    pub(super) async fn accept(&self, arrived: Arrived) -> Result<Connected, ConnectionRefusal> {
         let limit = |connection: &mut rustls::ServerConnection| connection.set_buffer_limit(Some(TLS_BUFFER));
         let serving = self.identity.serving();
         let stream =
@@ -61,7 +61,7 @@ impl Handshaker {
         let admitted = self.admit_peer(&stream, &serving.cas).await;
         let refused = admitted.as_ref().err().map(|refusal| {
             let status = match refusal {
-                Refusal::TooManyConnections(_) => StatusCode::TOO_MANY_REQUESTS,
+                ConnectionRefusal::TooManyConnections(_) => StatusCode::TOO_MANY_REQUESTS,
                 _ => StatusCode::FORBIDDEN,
             };
             (status, refusal.to_string())
@@ -75,7 +75,7 @@ impl Handshaker {
         let stream = CountingStream::new(stream, ByteCount::default());
         let accepted = accept_hdr_async_with_config(stream, check, Some(websocket_config())).await;
         let (peer, issuer, open) = admitted?;
-        let socket = accepted.map_err(Refusal::WebSocket)?;
+        let socket = accepted.map_err(ConnectionRefusal::WebSocket)?;
         Ok(Connected { channel: Channel::new(socket, self.terms), peer, issuer, open })
     }
 
@@ -83,14 +83,15 @@ impl Handshaker {
         &self,
         stream: &Secured,
         cas: &CaSet,
-    ) -> Result<(Peer, Fingerprint, OpenConnection), Refusal> {
+    ) -> Result<(PeerIdentity, CaFingerprint, OpenConnection), ConnectionRefusal> {
         let chain = stream.get_ref().1.peer_certificates();
-        let peer = Peer::from_chain(chain, SystemTime::now())?;
+        let peer = PeerIdentity::from_chain(chain, SystemTime::now())?;
         peer.check_subject(self.accept_system_nodes)?;
         // TLS has verified it with one of these CAs: which one?
-        let issuer = chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(Refusal::UnknownCa)?;
+        let issuer =
+            chain.and_then(|chain| cas.issuer_of(chain.first()?)).ok_or(ConnectionRefusal::UnknownCa)?;
         let open = self.node_connections.try_open(&peer.node, self.max_connections_per_node);
-        let open = open.ok_or_else(|| Refusal::TooManyConnections(peer.node.clone()))?;
+        let open = open.ok_or_else(|| ConnectionRefusal::TooManyConnections(peer.node.clone()))?;
         self.roster.wait_for_node(&peer.node).await;
         self.roster.admit(&peer, issuer)?;
         Ok((peer, issuer, open))

@@ -54,7 +54,7 @@ impl InboundLimit {
     }
 
     /// Counts an incoming message, and returns how long to pause reading.
-    pub(super) fn admit(
+    pub(super) fn count_message(
         &mut self,
         bytes: usize,
         is_result: bool,
@@ -90,7 +90,7 @@ mod tests {
         let start = Instant::now();
         let (mut now, mut inbound, mut sent) = (start, InboundLimit::new(), 0);
         while now < start + Duration::from_secs(600) {
-            match inbound.admit(bytes, is_result(sent), now) {
+            match inbound.count_message(bytes, is_result(sent), now) {
                 Ok(delay) => now += delay.max(pause),
                 Err(flooding) => return (sent, Err(flooding)),
             }
@@ -131,7 +131,7 @@ mod tests {
         let late = Duration::from_millis(20);
         let (mut now, mut sent) = (Instant::now(), 0);
         let mut inbound = InboundLimit::new();
-        while let Ok(delay) = inbound.admit(30, false, now) {
+        while let Ok(delay) = inbound.count_message(30, false, now) {
             now += if delay.is_zero() { delay } else { delay + late };
             sent += 1;
             assert!(sent < 10_000, "the flood did not end");
@@ -146,7 +146,7 @@ mod tests {
         // After each outage, the node sends more than the burst.
         for _ in 0..10 {
             for _ in 0..600 {
-                now += inbound.admit(30, false, now).unwrap();
+                now += inbound.count_message(30, false, now).unwrap();
             }
             now += Duration::from_secs(1);
         }

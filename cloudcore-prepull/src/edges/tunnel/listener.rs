@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::admission::Admission;
-use super::{Sessions, Settings};
+use super::{ListenerSettings, Sessions};
 use crate::edges::PortTerms;
 use crate::edges::accept::accept_connection;
 
@@ -35,13 +35,13 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Serves edges until `shutdown`, then stops accepting and sends every session a `Goaway`. Returns when all
-/// sessions have ended, at the latest after [`Settings::drain_deadline`].
+/// sessions have ended, at the latest after [`ListenerSettings::drain_deadline`].
 pub async fn serve(
     listener: TcpListener,
     terms: PortTerms,
     sessions: Sessions,
     events: mpsc::Sender<SessionEvent>,
-    settings: Settings,
+    settings: ListenerSettings,
 ) {
     let (drain_deadline, shutdown) = (settings.drain_deadline, terms.shutdown.clone());
     let admission = Arc::new(Admission::new(terms, sessions.clone(), events, settings));

@@ -53,12 +53,12 @@ pub(super) struct Outbox {
     pub(super) key: KeyHash,
     /// The kinds of tasks that the node's agent knows.
     pub(super) knows: Knowledge,
-    queue: Mutex<Queue>,
+    queue: Mutex<OutboxQueue>,
     wake: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct OutboxQueue {
     messages: VecDeque<Utf8Bytes>,
     bytes: usize,
     close: Option<Close>,
@@ -75,12 +75,12 @@ pub(super) struct Knowledge {
 
 impl Knowledge {
     /// From the agent's own announcement.
-    pub(super) fn of(hello: &Hello) -> Self {
+    pub(super) fn from_hello(hello: &Hello) -> Self {
         Self { removals: hello.removes, upgrades: hello.upgrades }
     }
 
     /// What the task asks for and the agent doesn't know.
-    pub(super) fn lack(self, task: &Task) -> Option<&'static str> {
+    pub(super) fn unsupported_part(self, task: &Task) -> Option<&'static str> {
         match task {
             Task { removal: Some(_), .. } if !self.removals => Some("remove images"),
             Task { upgrade: Some(_), .. } if !self.upgrades => Some("be upgraded by a job"),
@@ -153,7 +153,7 @@ impl Outbox {
     }
 }
 
-impl Queue {
+impl OutboxQueue {
     /// Keeps the first close, which is the cause.
     fn close(&mut self, close: Close) {
         self.messages = VecDeque::new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use prepull_api::task::NodeName;
-use prepull_api::wire::{CloudMessage, encode};
+use prepull_api::wire::{CloudMessage, encode_frame};
 use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use prepull_tunnel::Utf8Bytes;
 use tokio::time::Instant;
@@ -51,12 +51,12 @@ impl OverloadReason {
 /// the later the next one returns. If all returned at once, they would cause the next overload.
 #[derive(Debug)]
 pub(super) struct Overload {
-    state: Mutex<State>,
+    state: Mutex<OverloadState>,
     metrics: EdgeMetrics,
 }
 
 #[derive(Debug)]
-struct State {
+struct OverloadState {
     /// The returns to come. It's in debt by the time until the last one.
     returns: TokenBucket<std::time::Instant>,
     /// Which nodes count as sent away once more.
@@ -67,7 +67,7 @@ struct State {
 
 impl Overload {
     pub(super) fn new(metrics: EdgeMetrics, now: Instant) -> Self {
-        let state = State {
+        let state = OverloadState {
             returns: TokenBucket::new(RETURNS_PER_SECOND, 1.0),
             nodes: BucketPerKey::new(COUNTED_PER_SECOND, 1.0, MAX_NODES),
             behind_until: now,
@@ -91,7 +91,7 @@ impl Overload {
         self.metrics.count_sent_away(reason.label());
         let after = self.assign_return(node, now);
         // Always `Some`: the message is far below the size limit.
-        encode(&CloudMessage::Goaway { after, reason: reason.to_string() }).ok().map(Utf8Bytes::from)
+        encode_frame(&CloudMessage::Goaway { after, reason: reason.to_string() }).ok().map(Utf8Bytes::from)
     }
 
     /// How long the node should stay away.

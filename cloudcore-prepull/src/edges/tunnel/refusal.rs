@@ -11,7 +11,7 @@ use crate::edges::roster;
 
 /// Why a connection did not become a session.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum ConnectionRefusal {
     #[error(transparent)]
     Turned(#[from] Turned),
     #[error("sent away: {0}")]
@@ -21,14 +21,14 @@ pub(super) enum Refusal {
     #[error("the client certificate is of no CA that is trusted")]
     UnknownCa,
     #[error("{0}")]
-    Roster(#[from] roster::Refusal),
+    Roster(#[from] roster::NodeRefusal),
     #[error("node {0} has too many open connections")]
     TooManyConnections(NodeName),
     #[error("websocket handshake failed")]
     WebSocket(#[source] tokio_tungstenite::tungstenite::Error),
 }
 
-impl Refusal {
+impl ConnectionRefusal {
     pub(super) fn log(&self) {
         let cause = self.source().map(ToString::to_string);
         tracing::warn!(reason = %self, cause, "connection refused");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use prepull_api::task::NodeName;
-use prepull_api::wire::{CloudMessage, DecodeError, encode};
+use prepull_api::wire::{CloudMessage, DecodeError, encode_frame};
 use prepull_engine::fleet::session::SessionId;
 use prepull_tunnel::{CloseCode, Utf8Bytes};
 use tokio::time::Instant;
@@ -45,11 +45,11 @@ pub enum SendError {
 /// All sessions of this process, one per node. Clones share the sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSessions>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedSessions {
     table: Mutex<HashMap<NodeName, Arc<Outbox>>>,
     last_id: AtomicU64,
     log_rate: NodeLogRate,
@@ -70,11 +70,11 @@ impl Sessions {
             return Err(SendError::Offline);
         };
         if let CloudMessage::Assign(assign) = &message
-            && let Some(lack) = outbox.knows.lack(&assign.task)
+            && let Some(lack) = outbox.knows.unsupported_part(&assign.task)
         {
             return Err(SendError::TooOld(lack));
         }
-        let text = match encode(&message) {
+        let text = match encode_frame(&message) {
             Ok(text) => Utf8Bytes::from(text),
             Err(DecodeError::TooLarge(size)) => return Err(SendError::TooLarge(size)),
             Err(error) => {
@@ -125,7 +125,7 @@ impl Sessions {
 
     /// Counts how far the connected edges are in a rotation of the CA.
     pub(crate) fn ca_census(&self, cas: &CaSet) -> CaCensus {
-        CaCensus::of(self.shared.table.lock().values().map(|outbox| &outbox.trust), cas)
+        CaCensus::from_sessions(self.shared.table.lock().values().map(|outbox| &outbox.trust), cas)
     }
 
     /// Asks every node to come back at a time of its own, and closes its session after that message.
@@ -134,7 +134,7 @@ impl Sessions {
         let count = u32::try_from(outboxes.len()).unwrap_or(u32::MAX);
         for (outbox, after) in outboxes.into_iter().zip(spread_returns(count)) {
             let goaway = CloudMessage::Goaway { after, reason: reason.to_owned() };
-            if let Ok(text) = encode(&goaway) {
+            if let Ok(text) = encode_frame(&goaway) {
                 let _ = outbox.push(text.into()); // with a full outbox, the close frame alone gives the reason
             }
             outbox.close_when_sent(Close::new(CloseCode::Away, reason));
@@ -250,7 +250,7 @@ mod tests {
         let outbox = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         sessions.send(&node(), cancel("1")).unwrap();
         sessions.send(&node(), cancel("2")).unwrap();
-        let expected = |reason| Some(Outgoing::Message(encode(&cancel(reason)).unwrap().into()));
+        let expected = |reason| Some(Outgoing::Message(encode_frame(&cancel(reason)).unwrap().into()));
         assert_eq!(outbox.next(true).now_or_never(), expected("1"));
         assert_eq!(outbox.next(true).now_or_never(), expected("2"));
         assert_eq!(outbox.next(true).now_or_never(), None);
@@ -317,7 +317,7 @@ mod tests {
         let mut delays = Vec::new();
         for outbox in outboxes {
             let Some(Outgoing::Message(text)) = outbox.next(true).now_or_never() else { panic!("no goaway") };
-            let CloudMessage::Goaway { after, .. } = prepull_api::wire::decode(&text).unwrap() else {
+            let CloudMessage::Goaway { after, .. } = prepull_api::wire::decode_frame(&text).unwrap() else {
                 panic!()
             };
             delays.push(after.as_millis());

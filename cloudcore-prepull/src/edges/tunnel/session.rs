@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use prepull_api::task::NodeName;
 use prepull_api::text::to_plain_line;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, encode};
+use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_OPEN_TASKS, Welcome, encode_frame};
 use prepull_engine::fleet::session::{SessionEvent, SessionId};
 use prepull_tunnel::{Channel, ChannelEvent};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,9 +22,9 @@ use super::inbound::InboundLimit;
 use super::outbox::{Knowledge, Outbox, Outgoing};
 use super::overload::{Overload, OverloadReason};
 use super::trust::SessionTrust;
-use super::{Sessions, Settings};
-use crate::edges::pki::ca_set::Fingerprint;
-use crate::edges::pki::peer::Peer;
+use super::{ListenerSettings, Sessions};
+use crate::edges::pki::ca_set::CaFingerprint;
+use crate::edges::pki::peer::PeerIdentity;
 use crate::edges::pki::{CaSet, ServerIdentity};
 use crate::edges::roster::Roster;
 use end::SessionEnd;
@@ -34,14 +34,14 @@ const MAX_VERSION: usize = 64;
 
 /// The node of a session, and what the session shares with all others.
 pub(super) struct SessionContext<'a> {
-    pub(super) peer: Peer,
+    pub(super) peer: PeerIdentity,
     /// The CA of the node's certificate.
-    pub(super) issuer: Fingerprint,
+    pub(super) issuer: CaFingerprint,
     pub(super) identity: &'a ServerIdentity,
     pub(super) sessions: &'a Sessions,
     pub(super) roster: &'a Roster,
     pub(super) events: &'a mpsc::Sender<SessionEvent>,
-    pub(super) settings: &'a Settings,
+    pub(super) settings: &'a ListenerSettings,
     pub(super) overload: &'a Overload,
 }
 
@@ -53,7 +53,7 @@ where
 {
     async move {
         let (end, announced) = context.serve(&mut channel).await;
-        Box::pin(context.finish(channel, end, announced)).await;
+        Box::pin(context.report_end(channel, end, announced)).await;
     }
 }
 
@@ -67,7 +67,7 @@ struct Registration<'a> {
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
         self.sessions.remove(self.node, self.id);
-        self.sessions.directory().disconnect(self.node, self.id, Timestamp::now());
+        self.sessions.directory().note_disconnected(self.node, self.id, Timestamp::now());
     }
 }
 
@@ -104,14 +104,14 @@ impl SessionContext<'_> {
         };
         let (node, key) = (&self.peer.node, self.peer.key);
         let trust = SessionTrust::new(self.issuer, self.peer.form, &hello);
-        let outbox = self.sessions.register(node.clone(), trust, key, Knowledge::of(&hello));
+        let outbox = self.sessions.register(node.clone(), trust, key, Knowledge::from_hello(&hello));
         let id = outbox.id;
         // Check again: a revocation since the handshake couldn't find this session to end it.
-        if let Err(refusal) = self.roster.check(node, key) {
+        if let Err(refusal) = self.roster.check_key(node, key) {
             self.roster.count_ended(&refusal);
             self.sessions.disconnect(node, id, &refusal.to_string());
         }
-        self.sessions.directory().connect(&self.peer, id, &hello, Timestamp::now());
+        self.sessions.directory().note_connected(&self.peer, id, &hello, Timestamp::now());
         let registration = Registration { sessions: self.sessions, node, id };
         let mut announced = false;
         let Err(end) = self.exchange_messages(channel, &outbox, hello, &mut announced).await;
@@ -153,7 +153,7 @@ impl SessionContext<'_> {
                 event = channel.next(paused_until.is_none()) => match event? {
                     ChannelEvent::Writable => {}
                     event => {
-                        let Incoming { for_controller, bytes, is_result } = self.read(event, outbox, &mut limit)?;
+                        let Incoming { for_controller, bytes, is_result } = self.read_event(event, outbox, &mut limit)?;
                         if let Some(message) = for_controller
                             && let Some(message) = self.offer(message)?
                         {
@@ -179,15 +179,15 @@ impl SessionContext<'_> {
         if !outbox.trust.is_accepted(cas) {
             return Err(SessionEnd::CaRetired);
         }
-        if let Some(news) = outbox.trust.news(cas, self.sessions.len()) {
+        if let Some(news) = outbox.trust.ca_message(cas, self.sessions.len()) {
             // A session that cannot take it is closing.
-            let _ = outbox.push(encode(&news)?.into());
+            let _ = outbox.push(encode_frame(&news)?.into());
         }
         Ok(())
     }
 
     fn welcome(&self, session: SessionId) -> Result<String, SessionEnd> {
-        Ok(encode(&CloudMessage::Welcome(Welcome {
+        Ok(encode_frame(&CloudMessage::Welcome(Welcome {
             session: session.to_string(),
             heartbeat: self.settings.heartbeat,
             progress_interval: self.settings.progress_interval,
@@ -204,7 +204,7 @@ impl SessionContext<'_> {
     }
 
     /// Takes over the node's state from a message, and returns the controller's part of it.
-    fn read(
+    fn read_event(
         &self,
         event: ChannelEvent,
         outbox: &Outbox,
@@ -216,12 +216,12 @@ impl SessionContext<'_> {
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         if let Some(message) = &message {
-            self.sessions.directory().hear(&self.peer.node, outbox.id, message, Timestamp::now());
+            self.sessions.directory().apply_message(&self.peer.node, outbox.id, message, Timestamp::now());
         }
         let for_controller = match message {
             Some(EdgeMessage::Hello(_)) => return Err(SessionEnd::SecondHello),
             Some(EdgeMessage::Trusts { bundle }) => {
-                outbox.trust.confirm(&bundle);
+                outbox.trust.confirm_bundle(&bundle);
                 None
             }
             // The state is for people, who ask the directory.
@@ -263,7 +263,7 @@ impl SessionContext<'_> {
     }
 
     /// Reports the end of the session to the node, the controller and the log.
-    async fn finish<S>(&self, channel: Channel<S>, end: SessionEnd, announced: Option<SessionId>)
+    async fn report_end<S>(&self, channel: Channel<S>, end: SessionEnd, announced: Option<SessionId>)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -315,7 +315,7 @@ fn pause_after(
     is_result: bool,
 ) -> Result<Option<Instant>, SessionEnd> {
     let now = Instant::now();
-    let pause = limit.admit(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
+    let pause = limit.count_message(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
     Ok((!pause.is_zero()).then(|| now + pause))
 }
 

@@ -6,7 +6,7 @@ use crate::edges::door::Limits;
 
 /// Bounds and timing of the tunnel's cloud side.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ListenerSettings {
     /// The interval of pings in both directions; `--heartbeat`.
     pub heartbeat: Duration,
     /// Whether certificates with the subject of release 0.1 are accepted; `--accept-system-nodes`.
@@ -55,8 +55,8 @@ pub struct Settings {
     pub drain_deadline: Duration,
 }
 
-impl Settings {
-    pub(super) fn door(&self) -> Limits {
+impl ListenerSettings {
+    pub(super) fn door_limits(&self) -> Limits {
         Limits {
             silent: self.max_silent,
             waiting: self.max_waiting,
@@ -70,7 +70,7 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
+impl Default for ListenerSettings {
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_secs(15),

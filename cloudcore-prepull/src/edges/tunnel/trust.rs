@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use prepull_api::enroll::{SubjectForm, unhex};
 use prepull_api::wire::{CloudMessage, Hello, TrustedCas};
 
-use crate::edges::pki::ca_set::Fingerprint;
+use crate::edges::pki::ca_set::CaFingerprint;
 use crate::edges::pki::{CaCensus, CaSet};
 
 /// The rate at which a fleet renews its certificates for another CA: each is two handshakes, of some milliseconds of a
@@ -18,14 +18,14 @@ const MIN_SPREAD: Duration = Duration::from_secs(2);
 /// The CAs as the node of one session has them.
 #[derive(Debug, Default)]
 pub(super) struct SessionTrust {
-    issuer: Fingerprint,
+    issuer: CaFingerprint,
     has_old_subject: bool,
     /// The hash of the bundle that the node has; none if the agent is too old to get another one.
-    bundle: Mutex<Option<Fingerprint>>,
+    bundle: Mutex<Option<CaFingerprint>>,
 }
 
 impl SessionTrust {
-    pub(super) fn new(issuer: Fingerprint, form: SubjectForm, hello: &Hello) -> Self {
+    pub(super) fn new(issuer: CaFingerprint, form: SubjectForm, hello: &Hello) -> Self {
         let bundle = Mutex::new(hello.trusts.as_deref().and_then(unhex));
         Self { issuer, has_old_subject: form == SubjectForm::Kubelet, bundle }
     }
@@ -35,12 +35,12 @@ impl SessionTrust {
     }
 
     /// The node has stored a bundle.
-    pub(super) fn confirm(&self, bundle: &str) {
+    pub(super) fn confirm_bundle(&self, bundle: &str) {
         *self.bundle.lock() = unhex(bundle);
     }
 
     /// The message about CAs that the node needs now, if any; `sessions` is the number of nodes.
-    pub(super) fn news(&self, cas: &CaSet, sessions: usize) -> Option<CloudMessage> {
+    pub(super) fn ca_message(&self, cas: &CaSet, sessions: usize) -> Option<CloudMessage> {
         let known = self.bundle()?;
         if cas.bundle_hash() == known && self.issuer == cas.signer().fingerprint() {
             return None;
@@ -51,13 +51,13 @@ impl SessionTrust {
         Some(CloudMessage::Trust(news))
     }
 
-    fn bundle(&self) -> Option<Fingerprint> {
+    fn bundle(&self) -> Option<CaFingerprint> {
         *self.bundle.lock()
     }
 }
 
 impl CaCensus {
-    pub(super) fn of<'a>(sessions: impl Iterator<Item = &'a SessionTrust>, cas: &CaSet) -> Self {
+    pub(super) fn from_sessions<'a>(sessions: impl Iterator<Item = &'a SessionTrust>, cas: &CaSet) -> Self {
         let (bundle, signer) = (cas.bundle_hash(), cas.signer().fingerprint());
         let mut census = Self::default();
         for session in sessions {
@@ -91,7 +91,7 @@ mod tests {
             let form = if trusts.is_some() { SubjectForm::Own } else { SubjectForm::Kubelet };
             SessionTrust::new(issuer, form, &Hello { trusts, ..Hello::default() })
         };
-        let told = |session: &SessionTrust| session.news(&cas, 0).is_some();
+        let told = |session: &SessionTrust| session.ca_message(&cas, 0).is_some();
         let (id, other) = (hex(&cas.bundle_hash()), "0".repeat(64));
         let sessions = [
             session(signer, Some(id.clone())),
@@ -101,12 +101,12 @@ mod tests {
         ];
         assert_eq!(sessions.each_ref().map(told), [false, true, true, false]);
         assert_eq!(
-            CaCensus::of(sessions.iter(), &cas),
+            CaCensus::from_sessions(sessions.iter(), &cas),
             CaCensus { connected: 4, informed: 2, renewed: 2, unable: 1, old_subject: 1 }
         );
-        sessions[1].confirm(&id);
+        sessions[1].confirm_bundle(&id);
         assert!(!told(&sessions[1]));
-        assert_eq!(CaCensus::of(sessions.iter(), &cas).informed, 3);
+        assert_eq!(CaCensus::from_sessions(sessions.iter(), &cas).informed, 3);
     }
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
         let cas = CaSet::from(Authority::generate(SystemTime::now()).unwrap().0);
         let hello = Hello { trusts: Some("0".repeat(64)), ..Hello::default() };
         let session = SessionTrust::new([0; 32], SubjectForm::Own, &hello);
-        let spread = |sessions| match session.news(&cas, sessions).unwrap() {
+        let spread = |sessions| match session.ca_message(&cas, sessions).unwrap() {
             CloudMessage::Trust(cas) => cas.renew_within.as_secs(),
             other => panic!("{other:?}"),
         };

@@ -19,12 +19,12 @@ pub(super) struct Election {
     identity: String,
     timing: Timing,
     leading: bool,
-    seen: Option<Seen>,
+    seen: Option<SeenLease>,
 }
 
 /// One version of the Lease, as this replica last read it.
 #[derive(Debug)]
-struct Seen {
+struct SeenLease {
     version: Option<String>,
     holder: Option<String>,
     /// When this replica first saw this version, by its own monotonic clock: times that others wrote do not count.
@@ -34,7 +34,7 @@ struct Seen {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Step {
+pub(super) enum ElectionStep {
     /// Write this Lease; create it if it has no resourceVersion. If that succeeds, this replica holds it.
     Write(Box<Lease>),
     /// Another replica holds the Lease, which must not be taken before `until`.
@@ -63,28 +63,28 @@ impl Election {
 
     /// The step that follows from the Lease, which was requested before `now`. `wall` is only written for people to
     /// read.
-    pub(super) fn step(&mut self, found: Option<&Lease>, now: Instant, wall: Timestamp) -> Step {
+    pub(super) fn step(&mut self, found: Option<&Lease>, now: Instant, wall: Timestamp) -> ElectionStep {
         let Some(lease) = found else { return self.step_without(now, wall) };
         let spec = lease.spec.clone().unwrap_or_default();
-        let holder = holder(&spec);
-        let seen = self.see(lease, &spec, now);
+        let holder = lease_holder(&spec);
+        let seen = self.note_lease(lease, &spec, now);
         let until = seen.since + seen.lasts;
         match holder {
             // Also if the answer to the write that took it was lost.
-            Some(holder) if holder == self.identity => self.write(lease.clone(), spec, wall),
-            by if self.leading => Step::Deposed { by },
-            Some(holder) if now < until => Step::Wait { holder, until },
-            Some(_) | None => self.write(lease.clone(), change_hands(spec, wall), wall),
+            Some(holder) if holder == self.identity => self.write_step(lease.clone(), spec, wall),
+            by if self.leading => ElectionStep::Deposed { by },
+            Some(holder) if now < until => ElectionStep::Wait { holder, until },
+            Some(_) | None => self.write_step(lease.clone(), change_hands(spec, wall), wall),
         }
     }
 
     /// The step if there is no Lease: it was never created, or deleted, perhaps without its holder's knowledge.
-    fn step_without(&self, now: Instant, wall: Timestamp) -> Step {
-        if let Some(Seen { holder: Some(holder), since, lasts, .. }) = &self.seen
+    fn step_without(&self, now: Instant, wall: Timestamp) -> ElectionStep {
+        if let Some(SeenLease { holder: Some(holder), since, lasts, .. }) = &self.seen
             && *holder != self.identity
             && now < *since + *lasts
         {
-            return Step::Wait { holder: holder.clone(), until: *since + *lasts };
+            return ElectionStep::Wait { holder: holder.clone(), until: *since + *lasts };
         }
         let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };
         let spec = LeaseSpec {
@@ -92,18 +92,18 @@ impl Election {
             lease_transitions: Some(0),
             ..LeaseSpec::default()
         };
-        self.write(Lease { metadata, spec: None }, spec, wall)
+        self.write_step(Lease { metadata, spec: None }, spec, wall)
     }
 
     /// Any change of the object counts as a sign of life: if it is none, that costs time and nothing else.
-    fn see(&mut self, lease: &Lease, spec: &LeaseSpec, now: Instant) -> &Seen {
+    fn note_lease(&mut self, lease: &Lease, spec: &LeaseSpec, now: Instant) -> &SeenLease {
         let version = &lease.metadata.resource_version;
         if self.seen.as_ref().is_some_and(|seen| seen.version != *version) {
             self.seen = None;
         }
-        self.seen.get_or_insert_with(|| Seen {
+        self.seen.get_or_insert_with(|| SeenLease {
             version: version.clone(),
-            holder: holder(spec),
+            holder: lease_holder(spec),
             since: now,
             // The holder's own promise, because replicas may have been given different times.
             lasts: spec
@@ -113,20 +113,20 @@ impl Election {
         })
     }
 
-    fn write(&self, lease: Lease, spec: LeaseSpec, wall: Timestamp) -> Step {
+    fn write_step(&self, lease: Lease, spec: LeaseSpec, wall: Timestamp) -> ElectionStep {
         let spec = LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: Some(whole_seconds(self.timing.duration)),
             renew_time: Some(MicroTime(later_than(spec.renew_time.as_ref(), wall))),
             ..spec
         };
-        Step::Write(Box::new(Lease { spec: Some(spec), ..lease }))
+        ElectionStep::Write(Box::new(Lease { spec: Some(spec), ..lease }))
     }
 
     /// The Lease without a holder, if this replica holds it.
     pub(super) fn without_holder(&self, lease: Lease, wall: Timestamp) -> Option<Lease> {
         let spec = lease.spec.clone()?;
-        (holder(&spec).as_deref() == Some(self.identity.as_str())).then(|| {
+        (lease_holder(&spec).as_deref() == Some(self.identity.as_str())).then(|| {
             let spec = LeaseSpec {
                 // Empty and not absent, as client-go writes it.
                 holder_identity: Some(String::new()),
@@ -139,7 +139,7 @@ impl Election {
     }
 }
 
-fn holder(spec: &LeaseSpec) -> Option<String> {
+fn lease_holder(spec: &LeaseSpec) -> Option<String> {
     spec.holder_identity.clone().filter(|holder| !holder.is_empty())
 }
 

@@ -12,13 +12,13 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, info_span, warn};
 
-use super::election::{Election, LEASE, Step};
+use super::election::{Election, ElectionStep, LEASE};
 use super::identity::new_identity;
 use super::leadership::Leadership;
 use super::timing::Timing;
 use super::watchdog;
 use crate::kube_api::field_manager::post_params;
-use crate::kube_api::refusal::explain;
+use crate::kube_api::refusal::explain_error;
 
 /// The limit for releasing the Lease. If that fails, the successor waits until the Lease expires.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ struct Elector {
     leadership: Leadership,
 }
 
-enum Attempt {
+enum LeaseAttempt {
     /// This replica holds the Lease, since a moment before the write was sent.
     Held(Instant),
     /// Another replica holds the Lease, which is to be read again at this time at the latest.
@@ -61,7 +61,7 @@ impl From<Error> for AttemptError {
 
 /// The term of this replica. It is renewed until it is released; if a renewal does not succeed in time, the process
 /// ends.
-pub(crate) struct Term {
+pub(crate) struct LeaderTerm {
     leadership: Leadership,
     /// `None` if there is no election.
     renewal: Option<(CancellationToken, JoinHandle<Elector>)>,
@@ -69,16 +69,16 @@ pub(crate) struct Term {
 
 /// Waits until this replica leads. `None` if `shutdown` comes first. Without `timing` there is no election, and the
 /// replica leads at once.
-pub(crate) async fn lead(
+pub(crate) async fn wait_to_lead(
     client: Client,
     namespace: &str,
     timing: Option<Timing>,
     leadership: &Leadership,
     shutdown: &CancellationToken,
-) -> anyhow::Result<Option<Term>> {
+) -> anyhow::Result<Option<LeaderTerm>> {
     let Some(timing) = timing else {
         info!("leader election is off; no other replica may run");
-        return Ok(Some(Term { leadership: leadership.clone(), renewal: None }));
+        return Ok(Some(LeaderTerm { leadership: leadership.clone(), renewal: None }));
     };
     let identity = new_identity().ok().context("read random bytes from the operating system")?;
     let mut elector = Elector {
@@ -98,10 +98,10 @@ pub(crate) async fn lead(
         let stop = stop.clone();
         tokio::spawn(async move { elector.keep_renewing(since, &stop).await }.instrument(span))
     };
-    Ok(Some(Term { leadership: leadership.clone(), renewal: Some((stop, renewal)) }))
+    Ok(Some(LeaderTerm { leadership: leadership.clone(), renewal: Some((stop, renewal)) }))
 }
 
-impl Term {
+impl LeaderTerm {
     /// Releases the Lease, so that a successor need not wait. From here on nothing may be written any more.
     pub(crate) async fn release(self) {
         let Some((stop, renewal)) = self.renewal else { return };
@@ -133,7 +133,7 @@ impl Elector {
                 Err(error) => Err(error),
             };
             let why = match attempt {
-                Ok(Attempt::Held(since)) => {
+                Ok(LeaseAttempt::Held(since)) => {
                     if shutdown.is_cancelled() {
                         self.release().await;
                         return None;
@@ -147,15 +147,15 @@ impl Elector {
                     next = began; // the API server has us as the holder; the next write shows whether it came in time
                     "the API server answers too late".to_owned()
                 }
-                Ok(Attempt::HeldByOther(until)) => {
+                Ok(LeaseAttempt::HeldByOther(until)) => {
                     logged.clear();
                     next = next.min(until);
                     sleep_until(next, shutdown).await?;
                     continue;
                 }
                 // Cannot happen: only a leader is deposed.
-                Ok(Attempt::Deposed(why)) => why,
-                Err(error) => format!("the Lease cannot be acquired: {}", reason(&error)),
+                Ok(LeaseAttempt::Deposed(why)) => why,
+                Err(error) => format!("the Lease cannot be acquired: {}", failure_reason(&error)),
             };
             if why != logged {
                 warn!(reason = why, "this replica does not lead");
@@ -180,24 +180,24 @@ impl Elector {
                 attempt = self.attempt() => attempt,
             };
             match attempt {
-                Ok(Attempt::Held(since)) => {
+                Ok(LeaseAttempt::Held(since)) => {
                     if !self.leadership.leads_until(since + self.timing.renew_deadline, Instant::now()) {
                         return self;
                     }
                 }
-                Ok(Attempt::Deposed(why)) => {
-                    self.leadership.lose(why);
+                Ok(LeaseAttempt::Deposed(why)) => {
+                    self.leadership.lose_term(why);
                     return self;
                 }
                 // Cannot happen: a leader does not wait for another holder.
-                Ok(Attempt::HeldByOther(_)) => {}
-                Err(error) => warn!(error = reason(&error), "the Lease was not renewed; retrying"),
+                Ok(LeaseAttempt::HeldByOther(_)) => {}
+                Err(error) => warn!(error = failure_reason(&error), "the Lease was not renewed; retrying"),
             }
         }
     }
 
     /// Reads the Lease, and writes it if the rules say so.
-    async fn attempt(&mut self) -> Result<Attempt, AttemptError> {
+    async fn attempt(&mut self) -> Result<LeaseAttempt, AttemptError> {
         let deadline = self.attempt_deadline();
         let found = self.read(deadline).await?;
         self.act_on(found, deadline).await
@@ -216,13 +216,13 @@ impl Elector {
         &mut self,
         found: Option<Lease>,
         deadline: tokio::time::Instant,
-    ) -> Result<Attempt, AttemptError> {
+    ) -> Result<LeaseAttempt, AttemptError> {
         let transitions = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.lease_transitions);
         if let Some(transitions) = found.as_ref().and_then(transitions) {
             self.leadership.saw_transitions(transitions.into());
         }
         match self.election.step(found.as_ref(), Instant::now(), Timestamp::now()) {
-            Step::Write(lease) => {
+            ElectionStep::Write(lease) => {
                 let since = Instant::now();
                 let post = post_params();
                 let written = match lease.metadata.resource_version {
@@ -230,18 +230,18 @@ impl Elector {
                     None => self.in_time(deadline, self.api.create(&post, &lease)).await?,
                 };
                 self.leadership.saw_transitions(transitions(&written).unwrap_or(0).into());
-                Ok(Attempt::Held(since))
+                Ok(LeaseAttempt::Held(since))
             }
-            Step::Wait { holder, until } => {
+            ElectionStep::Wait { holder, until } => {
                 if self.leadership.leader().as_ref() != Some(&holder) {
                     info!(%holder, "another replica leads; this one stands by");
                 }
-                self.leadership.follow(holder);
-                Ok(Attempt::HeldByOther(until))
+                self.leadership.follow_leader(holder);
+                Ok(LeaseAttempt::HeldByOther(until))
             }
-            Step::Deposed { by } => {
+            ElectionStep::Deposed { by } => {
                 let by = by.map_or("the Lease has no holder any more".to_owned(), |by| format!("{by} leads"));
-                Ok(Attempt::Deposed(by))
+                Ok(LeaseAttempt::Deposed(by))
             }
         }
     }
@@ -289,9 +289,9 @@ async fn sleep_until(next: Instant, cancelled: &CancellationToken) -> Option<()>
 }
 
 /// The remedy if there is one, else the error with its causes.
-fn reason(error: &AttemptError) -> String {
+fn failure_reason(error: &AttemptError) -> String {
     match error {
-        AttemptError::Api(error) => explain::<Lease>(error).unwrap_or_else(|| with_causes(error)),
+        AttemptError::Api(error) => explain_error::<Lease>(error).unwrap_or_else(|| with_causes(error)),
         error => error.to_string(),
     }
 }

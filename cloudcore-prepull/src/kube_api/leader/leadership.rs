@@ -11,18 +11,18 @@ use parking_lot::{Condvar, Mutex};
 /// A term ends by the clock: nothing has to happen, and no task has to run, for [`Self::is_leader`] to become `false`. It
 /// never becomes `true` again in the same process.
 #[derive(Clone, Debug)]
-pub(crate) struct Leadership(Arc<Shared>);
+pub(crate) struct Leadership(Arc<SharedTerm>);
 
 #[derive(Debug)]
-struct Shared {
-    term: Mutex<Term>,
+struct SharedTerm {
+    term: Mutex<TermState>,
     changed: Condvar,
     /// `leaseTransitions` of the Lease as it was last read.
     transitions: AtomicI64,
 }
 
 #[derive(Debug)]
-enum Term {
+enum TermState {
     /// Not yet leading, and no leader is known, for this reason.
     Standby(String),
     /// Not yet leading; this replica does.
@@ -38,7 +38,7 @@ enum Term {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum TermEnd {
     Released,
     /// The term was lost, for this reason: the process must not continue.
     Lost(String),
@@ -47,8 +47,8 @@ pub(super) enum End {
 impl Leadership {
     /// The leadership of a replica that does not lead yet.
     pub(crate) fn standby() -> Self {
-        let term = Term::Standby("no leader is known yet".to_owned());
-        Self(Arc::new(Shared {
+        let term = TermState::Standby("no leader is known yet".to_owned());
+        Self(Arc::new(SharedTerm {
             term: Mutex::new(term),
             changed: Condvar::new(),
             transitions: AtomicI64::new(0),
@@ -58,7 +58,7 @@ impl Leadership {
     /// The leadership of a replica without an election: it always leads.
     pub(crate) fn undisputed() -> Self {
         let leadership = Self::standby();
-        *leadership.0.term.lock() = Term::Undisputed;
+        *leadership.0.term.lock() = TermState::Undisputed;
         leadership
     }
 
@@ -70,9 +70,11 @@ impl Leadership {
     /// Like [`Self::is_leader`], at another time.
     pub(crate) fn is_leader_at(&self, now: Instant) -> bool {
         match *self.0.term.lock() {
-            Term::Leading { until } => now < until,
-            Term::Undisputed => true,
-            Term::Standby(_) | Term::Following(_) | Term::Released | Term::Lost(_) => false,
+            TermState::Leading { until } => now < until,
+            TermState::Undisputed => true,
+            TermState::Standby(_) | TermState::Following(_) | TermState::Released | TermState::Lost(_) => {
+                false
+            }
         }
     }
 
@@ -80,18 +82,18 @@ impl Leadership {
     pub(crate) fn why_not(&self) -> Option<String> {
         let now = Instant::now();
         match &*self.0.term.lock() {
-            Term::Standby(why) | Term::Lost(why) => Some(why.clone()),
-            Term::Following(leader) => Some(format!("{leader} leads")),
-            Term::Leading { until } => (now >= *until).then(|| OVERDUE.to_owned()),
-            Term::Undisputed => None,
-            Term::Released => Some("the Lease was released".to_owned()),
+            TermState::Standby(why) | TermState::Lost(why) => Some(why.clone()),
+            TermState::Following(leader) => Some(format!("{leader} leads")),
+            TermState::Leading { until } => (now >= *until).then(|| OVERDUE.to_owned()),
+            TermState::Undisputed => None,
+            TermState::Released => Some("the Lease was released".to_owned()),
         }
     }
 
     /// The leader that this replica stands by for; `None` if it knows of none.
     pub(crate) fn leader(&self) -> Option<String> {
         match &*self.0.term.lock() {
-            Term::Following(leader) => Some(leader.clone()),
+            TermState::Following(leader) => Some(leader.clone()),
             _ => None,
         }
     }
@@ -107,17 +109,17 @@ impl Leadership {
 
     /// Records why no leader is known. Has no effect once a term has begun.
     pub(super) fn stand_by(&self, why: String) {
-        self.wait_as(Term::Standby(why));
+        self.wait_as(TermState::Standby(why));
     }
 
     /// Records who leads instead. Has no effect once a term has begun.
-    pub(super) fn follow(&self, leader: String) {
-        self.wait_as(Term::Following(leader));
+    pub(super) fn follow_leader(&self, leader: String) {
+        self.wait_as(TermState::Following(leader));
     }
 
-    fn wait_as(&self, waiting: Term) {
+    fn wait_as(&self, waiting: TermState) {
         let mut term = self.0.term.lock();
-        if matches!(*term, Term::Standby(_) | Term::Following(_)) {
+        if matches!(*term, TermState::Standby(_) | TermState::Following(_)) {
             *term = waiting;
         }
     }
@@ -127,49 +129,52 @@ impl Leadership {
     pub(super) fn leads_until(&self, until: Instant, now: Instant) -> bool {
         let mut term = self.0.term.lock();
         let goes_on = match *term {
-            Term::Standby(_) | Term::Following(_) => now < until,
-            Term::Leading { until: before } => now < before && now < until,
-            Term::Undisputed | Term::Released | Term::Lost(_) => false,
+            TermState::Standby(_) | TermState::Following(_) => now < until,
+            TermState::Leading { until: before } => now < before && now < until,
+            TermState::Undisputed | TermState::Released | TermState::Lost(_) => false,
         };
         if goes_on {
-            *term = Term::Leading { until };
+            *term = TermState::Leading { until };
             self.0.changed.notify_all();
         }
         goes_on
     }
 
     /// Ends the term because another replica holds the Lease.
-    pub(super) fn lose(&self, why: String) {
-        self.end(Term::Lost(why));
+    pub(super) fn lose_term(&self, why: String) {
+        self.end_term(TermState::Lost(why));
     }
 
     /// Ends the term because the Lease is about to be released.
     pub(super) fn release(&self) {
-        self.end(Term::Released);
+        self.end_term(TermState::Released);
     }
 
-    fn end(&self, end: Term) {
+    fn end_term(&self, end: TermState) {
         let mut term = self.0.term.lock();
-        if matches!(*term, Term::Leading { .. }) {
+        if matches!(*term, TermState::Leading { .. }) {
             *term = end;
             self.0.changed.notify_all();
         }
     }
 
     /// Blocks until the term ends, by the clock or otherwise.
-    pub(super) fn wait_for_end(&self) -> End {
+    pub(super) fn wait_for_end(&self) -> TermEnd {
         let mut term = self.0.term.lock();
         loop {
             let until = match &*term {
-                Term::Leading { until } => *until,
-                Term::Lost(why) => return End::Lost(why.clone()),
-                Term::Standby(_) | Term::Following(_) | Term::Undisputed | Term::Released => {
-                    return End::Released;
+                TermState::Leading { until } => *until,
+                TermState::Lost(why) => return TermEnd::Lost(why.clone()),
+                TermState::Standby(_)
+                | TermState::Following(_)
+                | TermState::Undisputed
+                | TermState::Released => {
+                    return TermEnd::Released;
                 }
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                *term = Term::Lost(OVERDUE.to_owned());
+                *term = TermState::Lost(OVERDUE.to_owned());
                 continue;
             }
             self.0.changed.wait_for(&mut term, left);
@@ -214,27 +219,27 @@ mod tests {
     fn a_lost_term_does_not_come_back() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
         assert!(leadership.leads_until(now + SECOND, now));
-        leadership.lose("b leads".to_owned());
+        leadership.lose_term("b leads".to_owned());
         assert!(!leadership.is_leader_at(now));
         assert!(!leadership.leads_until(now + SECOND, now));
         leadership.release();
-        assert_eq!(leadership.wait_for_end(), End::Lost("b leads".to_owned()));
+        assert_eq!(leadership.wait_for_end(), TermEnd::Lost("b leads".to_owned()));
         assert_eq!(leadership.why_not().as_deref(), Some("b leads"));
     }
 
     #[test]
     fn a_standby_names_the_leader() {
         let (leadership, now) = (Leadership::standby(), Instant::now());
-        leadership.follow("a".to_owned());
+        leadership.follow_leader("a".to_owned());
         assert_eq!(
             (leadership.leader().as_deref(), leadership.why_not().as_deref()),
             (Some("a"), Some("a leads"))
         );
         leadership.stand_by("the Lease cannot be acquired".to_owned());
         assert_eq!(leadership.leader(), None, "it could not take over");
-        leadership.follow("a".to_owned());
+        leadership.follow_leader("a".to_owned());
         assert!(leadership.leads_until(now + 60 * SECOND, now));
-        leadership.follow("a".to_owned());
+        leadership.follow_leader("a".to_owned());
         assert_eq!((leadership.leader(), leadership.why_not()), (None, None));
         assert!(Leadership::undisputed().is_leader_at(now + 3600 * SECOND));
     }

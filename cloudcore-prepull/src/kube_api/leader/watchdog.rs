@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tracing::error;
 
-use super::leadership::{End, Leadership};
+use super::leadership::{Leadership, TermEnd};
 
 /// The limit for the last log line: a blocked pipe must not keep the process alive.
 const LOG_LIMIT: Duration = Duration::from_millis(500);
@@ -17,7 +17,7 @@ const LOG_LIMIT: Duration = Duration::from_millis(500);
 /// Watches a term that has begun. Calls `exit` if the term is lost, and not if it is released.
 pub(super) fn start(leadership: Leadership, exit: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let watch = move || {
-        if let End::Lost(why) = leadership.wait_for_end() {
+        if let TermEnd::Lost(why) = leadership.wait_for_end() {
             log_loss(why);
             exit();
         }
@@ -73,7 +73,7 @@ mod tests {
         assert!(leadership.leads_until(began + LIMIT * 2, began));
         ends.recv_timeout(SOON * 4).unwrap_err();
         // Another holder ends the term long before its time.
-        leadership.lose("b leads".to_owned());
+        leadership.lose_term("b leads".to_owned());
         ends.recv_timeout(LIMIT).unwrap();
     }
 

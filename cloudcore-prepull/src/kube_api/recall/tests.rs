@@ -2,7 +2,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::kube_api::fake_api::{answering, refusal};
+use crate::kube_api::fake_api::{client_answering, refusal_status};
 
 /// The nodes of each report by its index; `Err` for a report that cannot be read.
 type Stored = Vec<(u32, Result<usize, ()>)>;
@@ -33,16 +33,16 @@ fn report(owner: &str, index: u32, nodes: Result<usize, ()>) -> Value {
 
 /// Reads a job with these reports: the indexes that were found, and the number of requests.
 async fn read(desired: usize, owner: &'static str, stored: Stored) -> (Vec<u32>, usize) {
-    let (client, requests) = answering(move |target| {
+    let (client, requests) = client_answering(move |target| {
         let name = target.rsplit('/').next().unwrap().trim_end_matches('?');
         if target.contains("imageprepulljobs") {
             return job(desired);
         }
         let index: u32 = name.strip_prefix("a-u-").unwrap().parse().unwrap();
         let found = stored.iter().find(|(known, _)| *known == index);
-        found.map_or_else(|| refusal(404), |(index, nodes)| report(owner, *index, *nodes))
+        found.map_or_else(|| refusal_status(404), |(index, nodes)| report(owner, *index, *nodes))
     });
-    let (object, reports) = Recalls::new(client).read(&JobUid("u".to_owned()), "a").await;
+    let (object, reports) = Recalls::new(client).read_with_reports(&JobUid("u".to_owned()), "a").await;
     assert!(object.unwrap().unwrap().metadata.annotations.is_some(), "a job that goes on is read whole");
     let count = requests.lock().unwrap().len();
     (reports.iter().map(|report| report.body.index).collect(), count)
@@ -77,7 +77,7 @@ async fn a_report_of_another_job_is_none() {
 
 #[tokio::test]
 async fn a_namesakes_reports_are_not_read() {
-    let (client, _) = answering(|_| job(1));
-    let (object, reports) = Recalls::new(client).read(&JobUid("other".to_owned()), "a").await;
+    let (client, _) = client_answering(|_| job(1));
+    let (object, reports) = Recalls::new(client).read_with_reports(&JobUid("other".to_owned()), "a").await;
     assert!(object.is_none() && reports.is_empty());
 }

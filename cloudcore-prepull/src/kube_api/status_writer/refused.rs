@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::Object;
+use prepull_engine::prepull::controller::StatusOrReport;
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::shared::reasons;
@@ -18,22 +18,26 @@ use crate::kube_api::refusal::FailureLog;
 
 /// The objects with refused writes. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Refused {
+pub(super) struct RefusedWrites {
     log: Arc<FailureLog>,
     events: Events,
-    objects: Arc<Mutex<HashSet<(JobUid, Object)>>>,
+    objects: Arc<Mutex<HashSet<(JobUid, StatusOrReport)>>>,
 }
 
-impl Refused {
+impl RefusedWrites {
     pub(super) fn new(events: Events) -> Self {
         Self { log: Arc::default(), events, objects: Arc::default() }
     }
 
     /// Logs a failed write. If the problem lasts, the job cannot go on: its first such write also becomes an event.
-    pub(super) fn record(&self, job: &JobUid, name: &str, object: Object, error: &WriteError) {
+    pub(super) fn record(&self, job: &JobUid, name: &str, object: StatusOrReport, error: &WriteError) {
         let (what, operation, problem) = match object {
-            Object::Status => ("status", "write the status of a job", error.explain::<ImagePrePullJob>()),
-            Object::Report(_) => ("report", "write a report of a job", error.explain::<ImagePrePullReport>()),
+            StatusOrReport::Status => {
+                ("status", "write the status of a job", error.explain::<ImagePrePullJob>())
+            }
+            StatusOrReport::Report(_) => {
+                ("report", "write a report of a job", error.explain::<ImagePrePullReport>())
+            }
         };
         self.log.record(operation, name, problem.as_deref(), error);
         let Some(problem) = problem else { return };
@@ -49,7 +53,7 @@ impl Refused {
                 object: ObjectId { namespace: String::new(), name: name.to_owned(), uid: job.clone() },
                 warning: true,
                 reason: reasons::NOT_WRITTEN,
-                note: note(what, &problem),
+                note: event_note(what, &problem),
             });
         }
     }
@@ -61,7 +65,7 @@ impl Refused {
     }
 
     /// The object was written: its next refusal is news again.
-    pub(super) fn clear(&self, job: &JobUid, object: Object) {
+    pub(super) fn clear(&self, job: &JobUid, object: StatusOrReport) {
         self.objects.lock().remove(&(job.clone(), object));
     }
 
@@ -71,7 +75,7 @@ impl Refused {
 }
 
 /// The API server's limit for an event's message is 1,024 bytes; its own words come last and are cut.
-fn note(what: &str, problem: &str) -> String {
+fn event_note(what: &str, problem: &str) -> String {
     let mut note = format!("the job waits, because its {what} cannot be written: {problem}");
     note.truncate(note.floor_char_boundary(1024));
     note

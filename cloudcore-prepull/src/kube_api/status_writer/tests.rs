@@ -10,15 +10,15 @@ use prepull_engine::prepull::controller::rest_of;
 use tokio::time::timeout;
 
 use super::*;
-use crate::kube_api::fake_api::{answering, refusal};
+use crate::kube_api::fake_api::{client_answering, refusal_status};
 
 #[tokio::test]
 async fn a_refused_status_write_rereads_the_job() {
     for (generation, is_edited) in [(1, false), (2, true)] {
         let refused = AtomicBool::default();
-        let (client, requests) = answering(move |target| {
+        let (client, requests) = client_answering(move |target| {
             if target.starts_with("PATCH") && !refused.swap(true, Ordering::Relaxed) {
-                return refusal(422);
+                return refusal_status(422);
             }
             json!({
                 "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
@@ -26,7 +26,7 @@ async fn a_refused_status_write_rereads_the_job() {
                 "spec": { "imagePrePullTemplate": { "images": ["nginx"] }, "suspend": true },
             })
         });
-        let writer = Writer::new(client.clone(), Events::start(client));
+        let writer = StatusWriter::new(client.clone(), Events::start(client));
         let status =
             ImagePrePullJobStatus { observed_generation: Some(1), ..ImagePrePullJobStatus::default() };
         let content = Content::Status(Box::new(status));
@@ -47,7 +47,7 @@ async fn few_objects_are_written_at_a_time() {
         pending::<Result<Response<Body>, Error>>()
     });
     let client = Client::new(hang, "default");
-    let writer = Writer::new(client.clone(), Events::start(client));
+    let writer = StatusWriter::new(client.clone(), Events::start(client));
     let job = JobUid("u".to_owned());
     for content in [Content::Report(Box::default()), Content::Status(Box::default())] {
         begun.store(0, Ordering::Relaxed);

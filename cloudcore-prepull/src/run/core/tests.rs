@@ -3,7 +3,7 @@ use hyper::{Request, Response};
 use kube::Client;
 use kube::client::Body;
 use prepull_api::task::JobUid;
-use prepull_engine::prepull::controller::{Content, Object};
+use prepull_engine::prepull::controller::{Content, StatusOrReport};
 use prepull_engine::shared::outcomes::WriteOutcome;
 use prepull_engine::sites::SiteSettings;
 
@@ -27,8 +27,8 @@ fn core(inputs: mpsc::Sender<Input>) -> Core {
         sites: SiteSettings::default(),
         sessions: Sessions::default(),
         secrets: Secrets::new(client.clone(), true),
-        kruise_writer: kruise_writer::Writer::new(client.clone()),
-        writer: Writer::new(client.clone(), events.clone()),
+        kruise_writer: kruise_writer::KruiseWriter::new(client.clone()),
+        writer: StatusWriter::new(client.clone(), events.clone()),
         settings_writer: SettingsWriter::new(client.clone()),
         recalls: Recalls::new(client),
         events,
@@ -58,7 +58,7 @@ async fn a_write_that_panics_counts_as_failed() {
         matches!(
             input,
             Input::Prepull(controller::Input::Written {
-                object: Object::Status,
+                object: StatusOrReport::Status,
                 version: 7,
                 outcome: WriteOutcome::Failed,
                 ..
@@ -73,9 +73,9 @@ async fn a_dead_vital_task_ends_the_core() {
     let (inputs, mut inbox) = mpsc::channel(1);
     let (mut core, shutdown) = (core(inputs), CancellationToken::new());
     core.vital.guard("the watch of nodes", async {}).await;
-    let ended = tokio::time::timeout(SOON, core.until(&mut inbox, |_| false, &shutdown)).await;
+    let ended = tokio::time::timeout(SOON, core.run_until(&mut inbox, |_| false, &shutdown)).await;
     let error = ended.unwrap().unwrap_err();
     assert!(error.to_string().starts_with("the watch of nodes has ended"), "{error}");
     shutdown.cancel();
-    core.until(&mut inbox, |_| false, &shutdown).await.unwrap();
+    core.run_until(&mut inbox, |_| false, &shutdown).await.unwrap();
 }

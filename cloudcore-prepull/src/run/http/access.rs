@@ -16,7 +16,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use prepull_engine::shared::pacing::TokenBucket;
-use prepull_program::http::{Answer, TEXT};
+use prepull_program::http::{HttpAnswer, TEXT};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -38,15 +38,15 @@ pub(super) const PATH: &str = "/metrics";
 
 /// Decides who may read the metrics. Clones share what is known.
 #[derive(Clone)]
-pub(super) struct Access(Arc<Shared>);
+pub(super) struct MetricsAccess(Arc<SharedAccess>);
 
-struct Shared {
+struct SharedAccess {
     client: Client,
     lookups: Semaphore,
-    state: Mutex<State>,
+    state: Mutex<AccessState>,
 }
 
-struct State {
+struct AccessState {
     rate: TokenBucket<std::time::Instant>,
     /// When the right of each collector was last found, by the hash of its token.
     known: HashMap<[u8; 32], Instant>,
@@ -58,18 +58,19 @@ enum Review {
     Forbidden(String),
 }
 
-impl Access {
+impl MetricsAccess {
     pub(super) fn new(client: Client) -> Self {
         let (per_second, burst) = LOOKUPS;
-        let state = State { rate: TokenBucket::new(per_second, burst), known: HashMap::new() };
-        Self(Arc::new(Shared { client, lookups: Semaphore::new(AT_A_TIME), state: Mutex::new(state) }))
+        let state = AccessState { rate: TokenBucket::new(per_second, burst), known: HashMap::new() };
+        Self(Arc::new(SharedAccess { client, lookups: Semaphore::new(AT_A_TIME), state: Mutex::new(state) }))
     }
 
     /// Whether the bearer of this header may read the metrics; the error is the answer for one who may not.
-    pub(super) async fn check(&self, authorization: Option<&HeaderValue>) -> Result<(), Answer> {
-        let token = authorization.and_then(|header| header.to_str().ok()).and_then(bearer);
-        let token = token
-            .ok_or_else(|| refused(StatusCode::UNAUTHORIZED, "a bearer token of the cluster is needed"))?;
+    pub(super) async fn check_bearer(&self, authorization: Option<&HeaderValue>) -> Result<(), HttpAnswer> {
+        let token = authorization.and_then(|header| header.to_str().ok()).and_then(bearer_token);
+        let token = token.ok_or_else(|| {
+            refusal_answer(StatusCode::UNAUTHORIZED, "a bearer token of the cluster is needed")
+        })?;
         let key = sha256(token.as_bytes());
         if self.is_good(key, Instant::now())? {
             return Ok(());
@@ -85,13 +86,13 @@ impl Access {
             }
             Ok(Ok(Review::Unknown)) => {
                 self.0.state.lock().known.remove(&key);
-                Err(refused(StatusCode::UNAUTHORIZED, "the API server does not know this token"))
+                Err(refusal_answer(StatusCode::UNAUTHORIZED, "the API server does not know this token"))
             }
             Ok(Ok(Review::Forbidden(user))) => {
                 self.0.state.lock().known.remove(&key);
                 let error =
                     format!("{user} may not get {PATH}: bind it to a ClusterRole with this nonResourceURL");
-                Err(refused(StatusCode::FORBIDDEN, &error))
+                Err(refusal_answer(StatusCode::FORBIDDEN, &error))
             }
             Ok(Err(error)) => {
                 let error = prepull_program::errors::with_causes(&error);
@@ -99,25 +100,28 @@ impl Access {
                     error,
                     "a reader of the metrics was not looked up; is manifests/components/metrics-secure applied?"
                 );
-                Err(refused(
+                Err(refusal_answer(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "the API server refuses the look-up: see the log",
                 ))
             }
-            Err(_) => Err(refused(StatusCode::SERVICE_UNAVAILABLE, "the API server does not answer in time")),
+            Err(_) => {
+                Err(refusal_answer(StatusCode::SERVICE_UNAVAILABLE, "the API server does not answer in time"))
+            }
         }
     }
 
     /// Whether the right is known, and was found lately. The error is the answer where it cannot even be looked up.
-    fn is_good(&self, key: [u8; 32], now: Instant) -> Result<bool, Answer> {
+    fn is_good(&self, key: [u8; 32], now: Instant) -> Result<bool, HttpAnswer> {
         let mut state = self.0.state.lock();
         state.known.retain(|_, found| now.duration_since(*found) < KNOWN_FOR);
         match state.known.get(&key).copied() {
             Some(found) => Ok(now.duration_since(found) < GOOD_FOR),
             None if state.rate.try_take(1.0, now.into_std()).is_ok() => Ok(false),
-            None => {
-                Err(refused(StatusCode::TOO_MANY_REQUESTS, "too many unknown tokens: try again in a second"))
-            }
+            None => Err(refusal_answer(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many unknown tokens: try again in a second",
+            )),
         }
     }
 
@@ -149,7 +153,7 @@ impl Access {
     }
 }
 
-impl State {
+impl AccessState {
     fn remember(&mut self, key: [u8; 32], now: Instant) {
         if self.known.len() >= MAX_KNOWN && !self.known.contains_key(&key) {
             let oldest = self.known.iter().min_by_key(|(_, found)| **found).map(|(key, _)| *key);
@@ -159,13 +163,13 @@ impl State {
     }
 }
 
-fn bearer(header: &str) -> Option<&str> {
+fn bearer_token(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-fn refused(status: StatusCode, error: &str) -> Answer {
+fn refusal_answer(status: StatusCode, error: &str) -> HttpAnswer {
     (status, TEXT, format!("{error}\n"))
 }
 
@@ -183,7 +187,7 @@ mod tests {
     use super::*;
 
     /// An API server that knows `collector`, who may read the metrics, and `somebody`, who may not. Counts requests.
-    fn api_server() -> (Access, Arc<AtomicUsize>) {
+    fn api_server() -> (MetricsAccess, Arc<AtomicUsize>) {
         let requests = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&requests);
         let serve = move |request: Request<Body>| {
@@ -207,18 +211,18 @@ mod tests {
                 Ok::<_, Infallible>(Response::new(Body::from(object.to_string().into_bytes())))
             }
         };
-        (Access::new(Client::new(tower::service_fn(serve), "default")), requests)
+        (MetricsAccess::new(Client::new(tower::service_fn(serve), "default")), requests)
     }
 
-    async fn status(access: &Access, header: &str) -> u16 {
+    async fn status(access: &MetricsAccess, header: &str) -> u16 {
         let header = HeaderValue::from_str(header).unwrap();
-        access.check(Some(&header)).await.map_or_else(|(status, ..)| status.as_u16(), |()| 200)
+        access.check_bearer(Some(&header)).await.map_or_else(|(status, ..)| status.as_u16(), |()| 200)
     }
 
     #[tokio::test(start_paused = true)]
     async fn metrics_need_the_right_to_get_them() {
         let (access, _) = api_server();
-        assert_eq!(access.check(None).await.unwrap_err().0, StatusCode::UNAUTHORIZED);
+        assert_eq!(access.check_bearer(None).await.unwrap_err().0, StatusCode::UNAUTHORIZED);
         for (header, expected) in [
             ("Bearer collector", 200),
             ("bearer collector", 200),

@@ -27,9 +27,9 @@ pub(crate) struct CertificateFiles {
 
 /// The certificate that is shown at present.
 #[derive(Debug)]
-struct Current(RwLock<Arc<CertifiedKey>>);
+struct MetricsCertificate(RwLock<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Current {
+impl ResolvesServerCert for MetricsCertificate {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0.read()))
     }
@@ -37,16 +37,16 @@ impl ResolvesServerCert for Current {
 
 /// The TLS configuration, with the certificate of the files or with one of its own. Reads the files again until
 /// `shutdown`.
-pub(super) fn tls(
+pub(super) fn tls_config(
     files: Option<CertificateFiles>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<Arc<ServerConfig>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let first = match &files {
-        Some(files) => read(files, &provider)?,
+        Some(files) => read_certificate(files, &provider)?,
         None => self_signed(&provider).context("make a certificate for the metrics")?,
     };
-    let current = Arc::new(Current(RwLock::new(Arc::new(first))));
+    let current = Arc::new(MetricsCertificate(RwLock::new(Arc::new(first))));
     let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
@@ -62,12 +62,12 @@ pub(super) fn tls(
 
 async fn keep_read(
     files: CertificateFiles,
-    current: Arc<Current>,
+    current: Arc<MetricsCertificate>,
     provider: Arc<CryptoProvider>,
     shutdown: CancellationToken,
 ) {
     while shutdown.run_until_cancelled(tokio::time::sleep(READ_EVERY)).await.is_some() {
-        match read(&files, &provider) {
+        match read_certificate(&files, &provider) {
             Ok(fresh) => {
                 let mut current = current.0.write();
                 if current.cert != fresh.cert {
@@ -84,7 +84,7 @@ async fn keep_read(
     }
 }
 
-fn read(files: &CertificateFiles, provider: &CryptoProvider) -> anyhow::Result<CertifiedKey> {
+fn read_certificate(files: &CertificateFiles, provider: &CryptoProvider) -> anyhow::Result<CertifiedKey> {
     let CertificateFiles { certificate, key } = files;
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -116,14 +116,14 @@ mod tests {
         let (one, other) = (make(), make());
         let files =
             CertificateFiles { certificate: dir.path().join("tls.crt"), key: dir.path().join("tls.key") };
-        let error = read(&files, &provider).unwrap_err();
+        let error = read_certificate(&files, &provider).unwrap_err();
         assert!(error.to_string().contains("--metrics-cert"), "{error}");
         std::fs::write(&files.certificate, one.cert.pem()).unwrap();
         std::fs::write(&files.key, other.signing_key.serialize_pem()).unwrap();
-        let error = read(&files, &provider).unwrap_err();
+        let error = read_certificate(&files, &provider).unwrap_err();
         assert!(error.to_string().contains("--metrics-key"), "{error}");
         std::fs::write(&files.key, one.signing_key.serialize_pem()).unwrap();
-        assert_eq!(read(&files, &provider).unwrap().cert, [one.cert.der().clone()]);
+        assert_eq!(read_certificate(&files, &provider).unwrap().cert, [one.cert.der().clone()]);
         self_signed(&provider).unwrap();
     }
 }

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use prepull_api::edges::sites::{SITES_PATH, SiteList, SiteQuery};
 use prepull_api::edges::{BadQuery, EdgeList, EdgeQuery, PATH};
-use prepull_program::http::{self, Answer, TEXT, answer_request};
+use prepull_program::http::{self, HttpAnswer, TEXT, answer_request};
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -32,7 +32,7 @@ const JSON: &str = "application/json";
 
 /// A question, and where its answer goes.
 #[derive(Debug)]
-pub(crate) enum Ask {
+pub(crate) enum ControllerQuestion {
     Edges(EdgeQuery, oneshot::Sender<EdgeList>),
     Sites(SiteQuery, oneshot::Sender<SiteList>),
 }
@@ -54,17 +54,21 @@ impl Query {
     }
 
     /// Asks the controller. None where it doesn't answer.
-    async fn ask(self, controller: &mpsc::Sender<Ask>) -> Option<String> {
+    async fn ask_controller(self, controller: &mpsc::Sender<ControllerQuestion>) -> Option<String> {
         match self {
-            Self::Edges(query) => ask(controller, |answer| Ask::Edges(query, answer)).await,
-            Self::Sites(query) => ask(controller, |answer| Ask::Sites(query, answer)).await,
+            Self::Edges(query) => {
+                ask_for_json(controller, |answer| ControllerQuestion::Edges(query, answer)).await
+            }
+            Self::Sites(query) => {
+                ask_for_json(controller, |answer| ControllerQuestion::Sites(query, answer)).await
+            }
         }
     }
 }
 
-async fn ask<T: Serialize>(
-    controller: &mpsc::Sender<Ask>,
-    question: impl FnOnce(oneshot::Sender<T>) -> Ask,
+async fn ask_for_json<T: Serialize>(
+    controller: &mpsc::Sender<ControllerQuestion>,
+    question: impl FnOnce(oneshot::Sender<T>) -> ControllerQuestion,
 ) -> Option<String> {
     let (answer, answered) = oneshot::channel();
     controller.send(question(answer)).await.ok()?;
@@ -77,7 +81,7 @@ pub(crate) struct EdgesDesk {
     leadership: Leadership,
     /// Who may ask; anybody if it is empty.
     from: Vec<IpNet>,
-    controller: Mutex<Option<mpsc::Sender<Ask>>>,
+    controller: Mutex<Option<mpsc::Sender<ControllerQuestion>>>,
 }
 
 impl EdgesDesk {
@@ -86,7 +90,7 @@ impl EdgesDesk {
     }
 
     /// Passes questions to a controller from now on.
-    pub(crate) fn open(&self, controller: mpsc::Sender<Ask>) {
+    pub(crate) fn open(&self, controller: mpsc::Sender<ControllerQuestion>) {
         *self.controller.lock() = Some(controller);
     }
 
@@ -102,7 +106,7 @@ impl EdgesDesk {
             || address.is_some_and(|address| self.from.iter().any(|net| net.contains(&address)))
     }
 
-    async fn answer<B>(&self, from: Option<IpAddr>, request: Request<B>) -> Answer {
+    async fn answer<B>(&self, from: Option<IpAddr>, request: Request<B>) -> HttpAnswer {
         let refuse = |status, text: &str| (status, TEXT, format!("{text}\n"));
         if !self.admits(from) {
             let from = from.map(|address| address.to_canonical().to_string()).unwrap_or_default();
@@ -135,7 +139,7 @@ impl EdgesDesk {
                 "this replica has begun to lead, and knows no edges yet",
             );
         };
-        match timeout(PATIENCE, query.ask(&controller)).await.ok().flatten() {
+        match timeout(PATIENCE, query.ask_controller(&controller)).await.ok().flatten() {
             Some(text) => (StatusCode::OK, JSON, text),
             None => refuse(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -174,14 +178,14 @@ mod tests {
 
     /// A controller that returns each question as the name of the next page.
     fn open(desk: &EdgesDesk) {
-        let (asks, mut asked) = mpsc::channel::<Ask>(1);
+        let (asks, mut asked) = mpsc::channel::<ControllerQuestion>(1);
         desk.open(asks);
         tokio::spawn(async move {
             while let Some(ask) = asked.recv().await {
                 let known_since = Time(jiff::Timestamp::UNIX_EPOCH);
                 let (query, answer) = match ask {
-                    Ask::Edges(query, answer) => (query, answer),
-                    Ask::Sites(query, answer) => {
+                    ControllerQuestion::Edges(query, answer) => (query, answer),
+                    ControllerQuestion::Sites(query, answer) => {
                         let site_label = query.site.unwrap_or_default();
                         answer.send(SiteList { items: Vec::new(), known_since, site_label }).unwrap();
                         continue;

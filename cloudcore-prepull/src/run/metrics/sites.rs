@@ -76,7 +76,7 @@ impl SiteMetrics {
     }
 
     /// Sets the series of the sites, and removes those of others. `reports` starts with the most active site.
-    pub(super) fn set(&self, reports: &[SiteReport]) {
+    pub(super) fn set_reports(&self, reports: &[SiteReport]) {
         let reports = &reports[..reports.len().min(MAX_SITES)];
         let mut shown = self.shown.lock();
         let now: HashSet<String> = reports.iter().map(|report| report.site.clone()).collect();
@@ -91,10 +91,10 @@ impl SiteMetrics {
         let label = SiteLabel { site: report.site.clone() };
         for (fault, count) in faults(&report.counters) {
             let label = SiteFaultLabel { site: report.site.clone(), fault };
-            store(&self.series.site_faults.get_or_create(&label), count);
+            set_counter(&self.series.site_faults.get_or_create(&label), count);
         }
-        store(&self.series.site_shared_bytes.get_or_create(&label), report.counters.bytes_shared);
-        store(&self.series.site_carried_bytes.get_or_create(&label), report.counters.bytes_carried);
+        set_counter(&self.series.site_shared_bytes.get_or_create(&label), report.counters.bytes_shared);
+        set_counter(&self.series.site_carried_bytes.get_or_create(&label), report.counters.bytes_carried);
         let rates = report.carriers.iter().map(|carrier| carrier.bytes_per_second);
         let rate = i64::try_from(rates.fold(0, u64::saturating_add)).unwrap_or(i64::MAX);
         self.series.site_uplink_bytes_per_second.get_or_create(&label).set(rate);
@@ -123,6 +123,6 @@ fn faults(counters: &SiteCounters) -> [(&'static str, u64); 3] {
 }
 
 /// The tracker counts; a site that it has forgotten begins at nothing, like a counter after a restart.
-fn store(counter: &Counter<u64, AtomicU64>, value: u64) {
+fn set_counter(counter: &Counter<u64, AtomicU64>, value: u64) {
     counter.inner().store(value, Ordering::Relaxed);
 }

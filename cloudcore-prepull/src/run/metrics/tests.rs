@@ -3,10 +3,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use prepull_api::task::{
-    Bytes, ImageFacts, ImageOutcome, JobUid, NoDelta, NodeName, PulledBy, TaskId, TaskOutcome, TaskResult,
+    ByteProgress, ImageFacts, ImageOutcome, JobUid, NoDelta, NodeName, PulledBy, TaskId, TaskOutcome,
+    TaskResult,
 };
 use prepull_engine::fleet::session::SessionId;
-use prepull_engine::prepull::controller::Object;
+use prepull_engine::prepull::controller::StatusOrReport;
 use prepull_engine::shared::objects::{ObjectId, Unreadable};
 use prepull_engine::sites::{CarrierReport, SiteCounters};
 
@@ -27,8 +28,14 @@ fn dispatched(outcome: DispatchOutcome) -> Input {
 }
 
 fn written(outcome: WriteOutcome) -> Input {
-    controller::Input::Written { job: job(), object: Object::Status, version: 1, outcome, stored: None }
-        .into()
+    controller::Input::Written {
+        job: job(),
+        object: StatusOrReport::Status,
+        version: 1,
+        outcome,
+        stored: None,
+    }
+    .into()
 }
 
 fn result(outcome: TaskOutcome) -> Input {
@@ -36,7 +43,7 @@ fn result(outcome: TaskOutcome) -> Input {
     let image = |outcome, code| ImageResult { code, attempts: 1, ..ImageResult::new(outcome) };
     let timed = |image: ImageResult| {
         let (took, ended) = (Some(Duration::from_secs(2)), Some(Duration::from_secs(12)));
-        let bytes = Some(Bytes { done: 1000, total: 1000 });
+        let bytes = Some(ByteProgress { done: 1000, total: 1000 });
         ImageResult { took, ended, bytes, facts: PulledBy::Agent.into(), ..image }
     };
     let whole = ImageFacts { no_delta: Some(NoDelta::WrongLayer), ..ImageFacts::default() };
@@ -64,7 +71,7 @@ fn result(outcome: TaskOutcome) -> Input {
     FleetEvent::Session(SessionEvent::Message { node: node(), session: SessionId(1), message }).into()
 }
 
-fn node_image_written(written: Written) -> Input {
+fn node_image_written(written: WrittenNodeImage) -> Input {
     kruise::Input::Node(node_images::Input::Written(node(), written)).into()
 }
 
@@ -100,7 +107,7 @@ fn site(name: &str) -> SiteReport {
 fn bytes_of_deltas_and_neighbours_count_apart() {
     let metrics = Metrics::default();
     let image = |saved, from_peers| ImageResult {
-        bytes: Some(Bytes { done: 1000, total: 1000 }),
+        bytes: Some(ByteProgress { done: 1000, total: 1000 }),
         from_peers,
         facts: ImageFacts {
             delta_saved_bytes: saved,
@@ -153,9 +160,9 @@ fn the_whole_exposition_stays_as_it_is() {
     times(3, &metrics, &|| result(TaskOutcome::DeadlineExceeded));
     times(4, &metrics, &|| result(TaskOutcome::Cancelled));
     times(1, &metrics, &|| Input::Tick);
-    times(1, &metrics, &|| node_image_written(Written::Done(None)));
-    times(4, &metrics, &|| node_image_written(Written::Refused(None)));
-    times(1, &metrics, &|| node_image_written(Written::Failed));
+    times(1, &metrics, &|| node_image_written(WrittenNodeImage::Done(None)));
+    times(4, &metrics, &|| node_image_written(WrittenNodeImage::Refused(None)));
+    times(1, &metrics, &|| node_image_written(WrittenNodeImage::Failed));
     times(1, &metrics, &|| kruise_job_written(WriteOutcome::Done));
     times(3, &metrics, &|| kruise_job_written(WriteOutcome::Gone));
     times(4, &metrics, &|| kruise_job_written(WriteOutcome::Failed));

@@ -22,17 +22,17 @@ use ring::digest::{SHA256, digest};
 use super::EndedTask;
 
 /// The spans of a task: of the node, of its edge, and of each image that was tried.
-pub(super) fn of(ended: &EndedTask<'_>) -> Vec<SpanData> {
+pub(super) fn task_spans(ended: &EndedTask<'_>) -> Vec<SpanData> {
     let EndedTask { node, known, result, arrived } = ended;
     let task = &result.task;
     let key = format!("{}/{}/{node}", task.job, task.attempt);
-    let trace = TraceId::from_bytes(hash(&key));
-    let id = |part: &str| SpanId::from_bytes(hash(&format!("{key}/{part}")));
+    let trace = TraceId::from_bytes(hash_prefix(&key));
+    let id = |part: &str| SpanId::from_bytes(hash_prefix(&format!("{key}/{part}")));
 
     let end = SystemTime::from(*arrived);
     // Clamp the edge's times to the ones that we know.
     let started = known.started.map(SystemTime::from).filter(|started| *started <= end);
-    let accepted = before(end, result.took).max(started.unwrap_or(SystemTime::UNIX_EPOCH));
+    let accepted = time_before(end, result.took).max(started.unwrap_or(SystemTime::UNIX_EPOCH));
     let start = started.unwrap_or(accepted);
     let failed = result.images.iter().find(|image| !image.outcome.is_on_node());
     let code = failed.and_then(|image| image.code).map(FailureCode::as_str);
@@ -76,7 +76,7 @@ pub(super) fn of(ended: &EndedTask<'_>) -> Vec<SpanData> {
         // An image that was there already was not tried.
         let (Some(took), Some(ended)) = (image.took, image.ended) else { continue };
         let until = accepted.checked_add(ended).map_or(end, |until| until.min(end));
-        let times = (before(until, took).max(accepted), until);
+        let times = (time_before(until, took).max(accepted), until);
         let id = id(&format!("image/{index}"));
         spans.push(span(id, edge, "pull image", times, of_image(reference.clone(), image), status_of(image)));
     }
@@ -112,13 +112,13 @@ fn scope() -> InstrumentationScope {
 }
 
 /// The beginning of the SHA-256 of a text.
-fn hash<const N: usize>(text: &str) -> [u8; N] {
+fn hash_prefix<const N: usize>(text: &str) -> [u8; N] {
     let digest = digest(&SHA256, text.as_bytes());
     std::array::from_fn(|index| digest.as_ref()[index])
 }
 
 /// An edge may claim any time: what is before the epoch is the epoch.
-fn before(time: SystemTime, duration: Duration) -> SystemTime {
+fn time_before(time: SystemTime, duration: Duration) -> SystemTime {
     let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     SystemTime::UNIX_EPOCH + since_epoch.saturating_sub(duration)
 }

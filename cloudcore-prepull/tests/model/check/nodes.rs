@@ -8,7 +8,7 @@ use prepull_api::task::{JobUid, NodeName, Task, TaskId, TaskOutcome};
 use prepull_engine::prepull::aggregate::FIRST_ATTEMPT;
 use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::rollout::is_rechecking;
-use prepull_engine::prepull::validate::Step;
+use prepull_engine::prepull::validate::WaveStep;
 
 use super::{Check, GRACE, RECHECK, deadline, is_final};
 use crate::api::Api;
@@ -296,7 +296,7 @@ impl Check {
         // Not all reports need be there. A job that was deleted has no waves any more.
         let status = api.jobs.get(job).and_then(|stored| stored.object.status.as_ref());
         let Some(desired) = status.map(|status| status.summary.desired) else { return };
-        let sizes = rollout.steps.iter().map(|step| Step::parse(step).unwrap().nodes(desired) as usize);
+        let sizes = rollout.steps.iter().map(|step| WaveStep::parse(step).unwrap().nodes(desired) as usize);
         for size in sizes.filter(|size| *size < started.len()) {
             for (late, late_start) in &started {
                 let earlier: Vec<_> = started.iter().filter(|(_, other)| other < late_start).collect();

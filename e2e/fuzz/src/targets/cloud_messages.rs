@@ -1,4 +1,4 @@
-//! Messages from the cloud to an edge, a frame on each line. Other lines are events on the node: see [`Node::happens`].
+//! Messages from the cloud to an edge, a frame on each line. Other lines are events on the node: see [`FuzzedNode::handle_event_line`].
 //!
 //! With any input, the agent's answers and records stay within their size limits, and it keeps and runs no more tasks
 //! than allowed.
@@ -8,34 +8,34 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use edgecore_prepull::tasks::agent::{
-    Agent, AgentEffect, AgentEvent, Execution, Now, TaskEnd, TaskRecord, WallClock,
+    AgentEffect, AgentEvent, Execution, Now, TaskAgent, TaskEnd, TaskRecord, WallClock,
 };
 use prepull_api::task::{ImageOutcome, ImageResult, TaskId, TaskOutcome};
-use prepull_api::wire::{CloudMessage, MAX_OPEN_TASKS, decode, encode, truncate_reason};
+use prepull_api::wire::{CloudMessage, MAX_OPEN_TASKS, decode_frame, encode_frame, truncate_reason};
 
 /// The largest record that the agent reads again.
 const MAX_RECORD: usize = 4 * 1024 * 1024;
 
 pub(crate) fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    let mut node = Node::new();
-    node.handle(AgentEvent::Loaded(Vec::new()));
-    node.handle(AgentEvent::Connected);
+    let mut node = FuzzedNode::new();
+    node.handle_event(AgentEvent::Loaded(Vec::new()));
+    node.handle_event(AgentEvent::Connected);
     for line in text.split('\n') {
-        match decode::<CloudMessage>(line) {
+        match decode_frame::<CloudMessage>(line) {
             Ok(message) => {
-                let again = encode(&message).and_then(|frame| decode(&frame));
+                let again = encode_frame(&message).and_then(|frame| decode_frame(&frame));
                 assert_eq!(again.ok().as_ref(), Some(&message), "{line}");
-                node.receive(message);
+                node.receive_message(message);
             }
-            Err(_) => node.happens(line),
+            Err(_) => node.handle_event_line(line),
         }
     }
-    node.settle();
+    node.finish_pending_work();
 }
 
-struct Node {
-    agent: Agent,
+struct FuzzedNode {
+    agent: TaskAgent,
     now: Now,
     disk: BTreeMap<TaskId, TaskRecord>,
     writes: VecDeque<TaskRecord>,
@@ -46,12 +46,12 @@ struct Node {
 
 const MAX_TASKS: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-impl Node {
+impl FuzzedNode {
     fn new() -> Self {
         let wall = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let now = Now { monotonic: Instant::now(), wall, boot: None };
         Self {
-            agent: Agent::new(MAX_TASKS),
+            agent: TaskAgent::new(MAX_TASKS),
             now,
             disk: BTreeMap::new(),
             writes: VecDeque::new(),
@@ -60,12 +60,12 @@ impl Node {
         }
     }
 
-    fn receive(&mut self, message: CloudMessage) {
+    fn receive_message(&mut self, message: CloudMessage) {
         match message {
-            CloudMessage::Assign(assign) => self.handle(AgentEvent::Assign(assign)),
-            CloudMessage::ResultAck { task } => self.handle(AgentEvent::ResultAck(task)),
-            CloudMessage::Cancel { task, reason } => self.handle(AgentEvent::Cancel { task, reason }),
-            CloudMessage::Settings(settings) => self.handle(AgentEvent::Windows(settings.windows)),
+            CloudMessage::Assign(assign) => self.handle_event(AgentEvent::Assign(assign)),
+            CloudMessage::ResultAck { task } => self.handle_event(AgentEvent::ResultAck(task)),
+            CloudMessage::Cancel { task, reason } => self.handle_event(AgentEvent::Cancel { task, reason }),
+            CloudMessage::Settings(settings) => self.handle_event(AgentEvent::Windows(settings.windows)),
             CloudMessage::Welcome(_)
             | CloudMessage::Unpin { .. }
             | CloudMessage::Sources(_)
@@ -76,35 +76,35 @@ impl Node {
     }
 
     /// Handles a line that isn't a frame.
-    fn happens(&mut self, line: &str) {
+    fn handle_event_line(&mut self, line: &str) {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
-            "saved" => self.save(),
+            "saved" => self.save_record(),
             "unsaved" => {
                 if let Some(record) = self.writes.pop_front() {
                     let (task, reason) = (record.id().clone(), rest.to_owned());
-                    self.handle(AgentEvent::PersistFailed { task, reason });
+                    self.handle_event(AgentEvent::PersistFailed { task, reason });
                 }
             }
             "ends" => {
                 self.reason = truncate_reason(rest);
-                self.end();
+                self.end_oldest_task();
             }
             "crashes" => {
                 if let Some(execution) = self.running.pop_front() {
                     let (task, reason) = (execution.task.id, rest.to_owned());
-                    self.handle(AgentEvent::Crashed { task, reason });
+                    self.handle_event(AgentEvent::Crashed { task, reason });
                 }
             }
-            "disconnects" => self.handle(AgentEvent::Disconnected),
-            "connects" => self.handle(AgentEvent::Connected),
+            "disconnects" => self.handle_event(AgentEvent::Disconnected),
+            "connects" => self.handle_event(AgentEvent::Connected),
             "restarts" => {
-                self.agent = Agent::new(MAX_TASKS);
+                self.agent = TaskAgent::new(MAX_TASKS);
                 self.writes.clear();
                 self.running.clear();
                 let records = self.disk.values().cloned().collect();
-                self.handle(AgentEvent::Loaded(records));
-                self.handle(AgentEvent::Connected);
+                self.handle_event(AgentEvent::Loaded(records));
+                self.handle_event(AgentEvent::Connected);
             }
             "waits" => {
                 let wait = Duration::from_millis(rest.parse().unwrap_or(0));
@@ -112,7 +112,7 @@ impl Node {
                 if let Some((monotonic, wall)) = after(self.now) {
                     self.now = Now { monotonic, wall, boot: None };
                 }
-                self.handle(AgentEvent::Tick);
+                self.handle_event(AgentEvent::Tick);
             }
             // The clock of the node is set.
             "dates" => {
@@ -133,7 +133,7 @@ impl Node {
         }
     }
 
-    fn handle(&mut self, event: AgentEvent) {
+    fn handle_event(&mut self, event: AgentEvent) {
         for effect in self.agent.handle(event, self.now) {
             match effect {
                 AgentEffect::Persist(record) => {
@@ -158,7 +158,10 @@ impl Node {
                     running.expect("a task that runs").terms = terms;
                 }
                 AgentEffect::Send(message) => {
-                    assert!(encode(&message).is_ok(), "a message that the tunnel does not take: {message:?}");
+                    assert!(
+                        encode_frame(&message).is_ok(),
+                        "a message that the tunnel does not take: {message:?}"
+                    );
                 }
             }
         }
@@ -169,7 +172,7 @@ impl Node {
         }
     }
 
-    fn save(&mut self) {
+    fn save_record(&mut self) {
         let Some(record) = self.writes.pop_front() else { return };
         let text = serde_json::to_vec(&record).expect("a record");
         assert!(text.len() <= MAX_RECORD, "a record of {} bytes", text.len());
@@ -178,11 +181,11 @@ impl Node {
         assert!(record.accepted >= WallClock(0));
         let task = record.id().clone();
         self.disk.insert(task.clone(), record);
-        self.handle(AgentEvent::Persisted(task));
+        self.handle_event(AgentEvent::Persisted(task));
     }
 
     /// The executor that runs longest ends its task.
-    fn end(&mut self) {
+    fn end_oldest_task(&mut self) {
         let Some(execution) = self.running.pop_front() else { return };
         let Execution { task, check, done, removal: _, terms: _ } = execution;
         let outcome = if self.reason.is_empty() { ImageOutcome::Pulled } else { ImageOutcome::Failed };
@@ -190,15 +193,15 @@ impl Node {
         let images = done.into_iter().map(|done| done.unwrap_or_else(|| image.clone())).collect();
         let outcome = if self.reason.is_empty() { TaskOutcome::Succeeded } else { TaskOutcome::Failed };
         let end = TaskEnd { removal: None, outcome, reason: self.reason.clone(), check, images };
-        self.handle(AgentEvent::Ended(task.id, end));
+        self.handle_event(AgentEvent::Ended(task.id, end));
     }
 
     /// Completes all pending work: each task has a result on disk.
-    fn settle(&mut self) {
+    fn finish_pending_work(&mut self) {
         self.reason.clear();
         while !(self.writes.is_empty() && self.running.is_empty()) {
-            self.save();
-            self.end();
+            self.save_record();
+            self.end_oldest_task();
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 
-use prepull_delta::{Limits, Sources, apply};
+use prepull_delta::{ApplyLimits, OldRootFiles, apply_diff};
 
 /// Most bytes that a diff may make here.
 const OUTPUT: u64 = 1 << 20;
@@ -15,16 +15,16 @@ pub(crate) fn run(input: &[u8]) {
     let mut operations = Vec::new();
     lines.for_each(|line| write_operation(&mut operations, line));
     diff.extend(zstd::bulk::compress(&operations, 1).expect("zstd compresses in memory"));
-    let whole = play(&diff[..]);
-    assert_eq!(whole, play(Slow(&diff)), "the pieces of the diff make no difference");
+    let whole = play_diff(&diff[..]);
+    assert_eq!(whole, play_diff(Slow(&diff)), "the pieces of the diff make no difference");
     // The bytes as they are, too.
-    play(input);
+    play_diff(input);
 }
 
 /// What a diff makes; `None` where it's refused.
-fn play(diff: impl Read) -> Option<Vec<u8>> {
+fn play_diff(diff: impl Read) -> Option<Vec<u8>> {
     let mut out = Vec::new();
-    let applied = apply(diff, &mut Files, &mut out, &Limits { output: OUTPUT });
+    let applied = apply_diff(diff, &mut FixtureFiles, &mut out, &ApplyLimits { output: OUTPUT });
     assert!(out.len() as u64 <= OUTPUT, "{} bytes", out.len());
     let applied = applied.ok()?;
     assert_eq!(applied.written, out.len() as u64);
@@ -71,23 +71,23 @@ impl Read for Slow<'_> {
 }
 
 /// An old image: a small file, and a large one that takes no memory.
-struct Files;
+struct FixtureFiles;
 
-impl Sources for Files {
-    type File = File;
+impl OldRootFiles for FixtureFiles {
+    type File = FixtureFile;
 
-    fn open(&mut self, path: &[u8]) -> io::Result<File> {
+    fn open(&mut self, path: &[u8]) -> io::Result<FixtureFile> {
         let parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
         assert!(!parts.iter().any(|part| matches!(*part, b"" | b"." | b"..")), "{path:?}");
         match path {
-            b"etc/hello" => Ok(File::Small(Cursor::new(b"hello world"))),
-            b"usr/large" => Ok(File::Large { at: 0 }),
+            b"etc/hello" => Ok(FixtureFile::Small(Cursor::new(b"hello world"))),
+            b"usr/large" => Ok(FixtureFile::Large { at: 0 }),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 }
 
-enum File {
+enum FixtureFile {
     Small(Cursor<&'static [u8]>),
     Large { at: u64 },
 }
@@ -95,7 +95,7 @@ enum File {
 /// Length of the large file, 5 MiB: more than may serve as a prefix.
 const LARGE: u64 = 5 << 20;
 
-impl Read for File {
+impl Read for FixtureFile {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Small(cursor) => cursor.read(piece),
@@ -109,7 +109,7 @@ impl Read for File {
     }
 }
 
-impl Seek for File {
+impl Seek for FixtureFile {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         match self {
             Self::Small(cursor) => cursor.seek(to),

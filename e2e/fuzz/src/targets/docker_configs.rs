@@ -28,14 +28,14 @@ pub(crate) fn run(input: &[u8]) {
     }
     let mut all = RegistryConfig::default();
     for config in configs.into_iter().flatten() {
-        check(&config);
+        check_credentials(&config);
         all.extend(config);
     }
-    check(&all);
+    check_credentials(&all);
 }
 
 /// Checks that found credentials match, and that no printed text shows one.
-pub(crate) fn check(config: &RegistryConfig) {
+pub(crate) fn check_credentials(config: &RegistryConfig) {
     let keys = config.registries();
     let of_keys = keys.iter().map(|key| format!("{}/app", key.trim_end_matches('/').replace('*', "a")));
     let images = IMAGES.iter().map(|image| (*image).to_owned()).chain(of_keys);

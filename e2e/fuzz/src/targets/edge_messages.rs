@@ -3,7 +3,7 @@
 //! With any frames, each job ends, and everything written and sent stays within its size limits.
 
 use jiff::SignedDuration;
-use prepull_api::wire::{EdgeMessage, decode, encode};
+use prepull_api::wire::{EdgeMessage, decode_frame, encode_frame};
 use prepull_engine::fleet::event::FleetEvent;
 use prepull_engine::fleet::session::SessionEvent;
 use prepull_engine::recording::{Replay, replay};
@@ -26,7 +26,7 @@ fn pull_time(_: usize) -> SignedDuration {
 
 pub(crate) fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    let messages: Vec<EdgeMessage> = text.split('\n').filter_map(read).collect();
+    let messages: Vec<EdgeMessage> = text.split('\n').filter_map(decode_checked).collect();
     if messages.is_empty() {
         return;
     }
@@ -50,15 +50,15 @@ pub(crate) fn run(input: &[u8]) {
     world.run_until_ended(2);
     world.settle();
     let recording = world.recording.take().unwrap_or_default();
-    let replayed = replay(recording.as_slice(), |_, action| recordings::check(action));
+    let replayed = replay(recording.as_slice(), |_, action| recordings::check_action(action));
     let Replay { differences, .. } = replayed.expect("what was recorded can be played");
     assert_eq!(differences, Vec::<String>::new(), "a replay takes the same actions");
 }
 
 /// Decodes a frame, and checks that it encodes to the same.
-fn read(frame: &str) -> Option<EdgeMessage> {
-    let message = decode(frame).ok()?;
-    let again = encode(&message).and_then(|frame| decode(&frame));
+fn decode_checked(frame: &str) -> Option<EdgeMessage> {
+    let message = decode_frame(frame).ok()?;
+    let again = encode_frame(&message).and_then(|frame| decode_frame(&frame));
     assert_eq!(again.ok().as_ref(), Some(&message), "{frame}");
     Some(message)
 }

@@ -25,24 +25,24 @@ pub(crate) fn run(input: &[u8]) {
         if let Ok((id, secret)) = JoinToken::split_bearer(token.expose()) {
             assert_eq!(format!("{id}.{secret}"), token.expose());
         }
-        sign(&csr, &node);
+        sign_csr(&csr, &node);
     }
     if let Ok(RenewRequest { csr, organisation: _ }) = serde_json::from_slice(input) {
-        sign(&csr, &"edge-1".into());
+        sign_csr(&csr, &"edge-1".into());
     }
     let _ = serde_json::from_slice::<IssuedCertificate>(input);
     let _ = serde_json::from_slice::<ErrorBody>(input);
     if let Ok(text) = std::str::from_utf8(input) {
-        sign(text, &"edge-1".into());
+        sign_csr(text, &"edge-1".into());
         if let Ok(token) = text.parse::<JoinToken>() {
             assert_eq!(token.expose(), text.trim());
         }
     }
-    sign(&certificate_pem(input).replace("CERTIFICATE", "CERTIFICATE REQUEST"), &"edge-1".into());
+    sign_csr(&certificate_pem(input).replace("CERTIFICATE", "CERTIFICATE REQUEST"), &"edge-1".into());
 }
 
 /// Signs as the endpoint would, had the token been right. A token names valid nodes only.
-fn sign(csr: &str, node: &NodeName) {
+fn sign_csr(csr: &str, node: &NodeName) {
     let Ok(csr) = VerifiedCsr::from_pem(csr) else { return };
     let Some(authority) = AUTHORITY.as_ref().filter(|_| node.is_valid()) else { return };
     let validity = now()..now() + Duration::from_secs(3600);

@@ -14,10 +14,10 @@ pub(crate) fn run(input: &[u8]) {
         let distinct = manifest.distinct_layers();
         let digests: HashSet<&str> = manifest.layers.iter().map(|layer| layer.digest.as_str()).collect();
         assert_eq!(distinct.len(), digests.len(), "each layer once");
-        check(manifest.layers.iter().chain([&manifest.config]).chain(&manifest.subject));
+        check_descriptors(manifest.layers.iter().chain([&manifest.config]).chain(&manifest.subject));
     }
     let Ok(index) = Index::parse(input) else { return };
-    check(index.manifests.iter());
+    check_descriptors(index.manifests.iter());
     for (os, architecture, variant) in PLATFORMS {
         let [os, architecture, variant] = [os, architecture, variant].map(str::to_owned);
         let platform = Platform { os, architecture, variant };
@@ -35,7 +35,7 @@ pub(crate) fn run(input: &[u8]) {
     }
 }
 
-fn check<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) {
+fn check_descriptors<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) {
     for descriptor in descriptors {
         assert!(is_digest(&descriptor.digest), "{descriptor:?}");
         assert!(descriptor.guess_unpacked() >= descriptor.size, "{descriptor:?}");

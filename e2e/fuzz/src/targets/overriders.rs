@@ -20,7 +20,7 @@ pub(crate) fn run(input: &[u8]) {
         let (component, operator) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let value = words.next();
         if let (Some(before), Ok(rule)) = (&image, ImageRule::parse(component, operator, value)) {
-            image = Some(apply(&rule, component, operator, value, before));
+            image = Some(apply_rule(&rule, component, operator, value, before));
         }
         if let Ok(rule) = SecretRule::parse(component, operator, value)
             && let Ok(after) = rule.apply(secrets.clone())
@@ -37,7 +37,7 @@ pub(crate) fn run(input: &[u8]) {
 }
 
 /// The image after the rule; the one before, where the rule refuses it.
-fn apply(
+fn apply_rule(
     rule: &ImageRule,
     component: &str,
     operator: &str,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io::Write as _;
 
 use futures::FutureExt;
-use prepull_plan::{ConsentArgs, Output, PlanArgs, SiteArgs, SizeArgs, run as print_plan};
+use prepull_plan::{ConsentArgs, PlanArgs, PlanFormat, SiteArgs, SizeArgs, run as print_plan};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
@@ -14,7 +14,7 @@ thread_local! {
 
 pub(crate) fn run(input: &[u8]) {
     FILE.with_borrow_mut(|file| {
-        let path = write(file, input);
+        let path = replace_contents(file, input);
         let print = |output| {
             let (job, nodes, secrets) = (path.clone(), Some(path.clone()), Some(path.clone()));
             // Either way, and the same for each output of one input.
@@ -28,7 +28,7 @@ pub(crate) fn run(input: &[u8]) {
                 print_plan(&args, no_cluster, &mut printed).now_or_never().expect("the command waits");
             (String::from_utf8(printed).expect("text"), outcome.map_err(|error| format!("{error:#}")))
         };
-        let (json, outcome) = print(Output::Json);
+        let (json, outcome) = print(PlanFormat::Json);
         if let Err(error) = &outcome {
             assert!(error.len() < 16 * 1024, "an error of {} bytes", error.len());
         }
@@ -38,15 +38,15 @@ pub(crate) fn run(input: &[u8]) {
             return;
         }
         let json: Value = serde_json::from_str(&json).expect("JSON");
-        let (yaml, _) = print(Output::Yaml);
+        let (yaml, _) = print(PlanFormat::Yaml);
         assert_eq!(serde_saphyr::from_str::<Value>(&yaml).ok(), Some(json), "{yaml}");
-        let (table, _) = print(Output::Table);
+        let (table, _) = print(PlanFormat::Table);
         assert!(!table.is_empty());
     });
 }
 
 /// Replaces the file's contents: in memory where there is such a file system, for speed.
-fn write(file: &mut Option<NamedTempFile>, input: &[u8]) -> std::path::PathBuf {
+fn replace_contents(file: &mut Option<NamedTempFile>, input: &[u8]) -> std::path::PathBuf {
     let new = || NamedTempFile::new_in("/dev/shm").or_else(|_| NamedTempFile::new());
     let file = file.get_or_insert_with(|| new().expect("a temporary file"));
     std::fs::write(file.path(), input).and_then(|()| file.flush()).expect("a file that can be written");

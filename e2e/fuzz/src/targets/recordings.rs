@@ -7,7 +7,7 @@ pub(crate) fn run(input: &[u8]) {
     let play = || {
         let mut actions = Vec::new();
         let outcome = replay(input, |at, action| {
-            check(action);
+            check_action(action);
             actions.push(format!("{at} {action:?}"));
         });
         (outcome.map(|Replay { differences, .. }| differences).map_err(|error| error.to_string()), actions)
@@ -16,9 +16,9 @@ pub(crate) fn run(input: &[u8]) {
 }
 
 /// Checks that the engine's actions can be carried out.
-pub(crate) fn check(action: &Action) {
-    use prepull_api::wire::encode;
-    use prepull_engine::kruise::{self, jobs::JobWrite, node_images::Write};
+pub(crate) fn check_action(action: &Action) {
+    use prepull_api::wire::encode_frame;
+    use prepull_engine::kruise::{self, jobs::JobWrite, node_images::NodeImageWrite};
     use prepull_engine::prepull::controller::{self, Content};
 
     /// An API server takes no larger object, since etcd does not.
@@ -36,10 +36,12 @@ pub(crate) fn check(action: &Action) {
         }
         Action::Prepull(controller::Action::Send(_, message))
         | Action::Kruise(kruise::Action::Send(_, message)) => {
-            assert!(encode(message).is_ok(), "a message that no session takes: {message:?}");
+            assert!(encode_frame(message).is_ok(), "a message that no session takes: {message:?}");
         }
-        Action::Kruise(kruise::Action::NodeImage(_, Write::Status { status, .. })) => assert_fits(status),
-        Action::Kruise(kruise::Action::NodeImage(_, Write::Spec { spec, .. })) => assert_fits(spec),
+        Action::Kruise(kruise::Action::NodeImage(_, NodeImageWrite::Status { status, .. })) => {
+            assert_fits(status)
+        }
+        Action::Kruise(kruise::Action::NodeImage(_, NodeImageWrite::Spec { spec, .. })) => assert_fits(spec),
         Action::Kruise(kruise::Action::Job(JobWrite::PullJobStatus(_, status))) => assert_fits(status),
         Action::Kruise(kruise::Action::Job(JobWrite::ListJobStatus(_, status))) => assert_fits(status),
         _ => {}

@@ -47,15 +47,15 @@ fn check_pattern(pattern: &RegistryPattern, references: &[NormalizedReference]) 
 /// The kubelet's rule, in the simplest words.
 fn matches(pattern: &str, reference: &NormalizedReference) -> bool {
     let (host, path) = pattern.split_once('/').unwrap_or((pattern, ""));
-    let (labels, port) = labels(host);
-    let (own_labels, own_port) = self::labels(reference.registry());
+    let (labels, port) = labels_and_port(host);
+    let (own_labels, own_port) = self::labels_and_port(reference.registry());
     port == own_port
         && labels.len() == own_labels.len()
         && labels.iter().zip(&own_labels).all(|(glob, label)| glob_matches(glob.as_bytes(), label.as_bytes()))
         && reference.repository().starts_with(path.trim_start_matches('/'))
 }
 
-fn labels(registry: &str) -> (Vec<&str>, Option<&str>) {
+fn labels_and_port(registry: &str) -> (Vec<&str>, Option<&str>) {
     let (host, port) = match registry.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (registry, None),

@@ -2,7 +2,7 @@
 
 use prepull_api::image::Reference;
 use prepull_api::wire::MAX_REASON;
-use prepull_registry::{HostsFiles, Kind, RegistryClient, Settings};
+use prepull_registry::{ClientSettings, ErrorKind, HostsFiles, RegistryClient};
 
 /// A registry with a port, Docker's own, and one on the machine itself: each has its own rules.
 const REFERENCES: [&str; 3] = [
@@ -17,11 +17,11 @@ pub(crate) fn run(input: &[u8]) {
     std::fs::create_dir(&of_all).expect("a directory for all registries");
     std::fs::write(of_all.join("hosts.toml"), input).expect("hosts.toml is written");
     let hosts = HostsFiles { dirs: vec![dir.path().to_path_buf()], ..HostsFiles::default() };
-    let client = RegistryClient::new(Settings { hosts, ..Settings::default() });
+    let client = RegistryClient::new(ClientSettings { hosts, ..ClientSettings::default() });
     for reference in REFERENCES {
         let reference = Reference::parse(reference).expect("a reference").normalized();
         if let Err(error) = client.repository(&reference, None) {
-            assert_eq!(error.kind, Kind::Unsupported, "the runtime would not be asked: {error}");
+            assert_eq!(error.kind, ErrorKind::Unsupported, "the runtime would not be asked: {error}");
             let is_line = error.message.len() <= MAX_REASON && !error.message.contains(char::is_control);
             assert!(is_line, "{:?}", error.message);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use prepull_api::selector::Selector;
 
-type Labels = BTreeMap<String, String>;
+type InputLabels = BTreeMap<String, String>;
 
 pub(crate) fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
@@ -14,14 +14,14 @@ pub(crate) fn run(input: &[u8]) {
     let shown = selector.to_string();
     assert_eq!(Selector::parse(&shown).as_ref(), Ok(&selector), "{text} displays as {shown}");
 
-    let labels: Labels =
+    let labels: InputLabels =
         rest.lines().filter_map(|line| line.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect();
-    let requirements = requirements(text);
-    for labels in [&labels, &Labels::new()] {
+    let requirements = parse_requirements(text);
+    for labels in [&labels, &InputLabels::new()] {
         let expected = requirements.iter().all(|requirement| requirement.holds(labels));
         assert_eq!(selector.matches(labels), expected, "whether {text} selects {labels:?}");
     }
-    if let Some(object) = object(&requirements) {
+    if let Some(object) = selector_object(&requirements) {
         let converted = Selector::try_from(&object);
         let matches = converted.map(|converted| converted.matches(&labels));
         assert_eq!(matches, Ok(selector.matches(&labels)), "the object form of {text}");
@@ -29,14 +29,14 @@ pub(crate) fn run(input: &[u8]) {
 }
 
 /// A requirement, read in the simplest way that works for a valid selector.
-struct Requirement<'a> {
+struct ParsedRequirement<'a> {
     key: &'a str,
     operator: &'a str,
     values: Vec<&'a str>,
 }
 
-impl Requirement<'_> {
-    fn holds(&self, labels: &Labels) -> bool {
+impl ParsedRequirement<'_> {
+    fn holds(&self, labels: &InputLabels) -> bool {
         let value = labels.get(self.key).map(String::as_str);
         let is_listed = value.is_some_and(|value| self.values.contains(&value));
         let numbers = || Some((value?.parse::<i64>().ok()?, self.values[0].parse::<i64>().ok()?));
@@ -51,7 +51,7 @@ impl Requirement<'_> {
     }
 }
 
-fn requirements(text: &str) -> Vec<Requirement<'_>> {
+fn parse_requirements(text: &str) -> Vec<ParsedRequirement<'_>> {
     let is_blank = |c| matches!(c, ' ' | '\t' | '\r' | '\n');
     let mut depth = 0;
     let parts = text.split(move |c| {
@@ -78,14 +78,14 @@ fn requirements(text: &str) -> Vec<Requirement<'_>> {
             _ if rest.starts_with("in") => (key, "in", list(rest_at + 2)),
             _ => (key, "notin", list(rest_at + 5)),
         };
-        found.push(Requirement { key, operator, values });
+        found.push(ParsedRequirement { key, operator, values });
     }
     found
 }
 
 /// The same as an object of the API, which can't compare numbers.
-fn object(requirements: &[Requirement<'_>]) -> Option<LabelSelector> {
-    let expressions = requirements.iter().map(|Requirement { key, operator, values }| {
+fn selector_object(requirements: &[ParsedRequirement<'_>]) -> Option<LabelSelector> {
+    let expressions = requirements.iter().map(|ParsedRequirement { key, operator, values }| {
         let operator = match *operator {
             "exists" => "Exists",
             "!" => "DoesNotExist",

@@ -38,21 +38,22 @@ pub(crate) fn run(input: &[u8]) {
     windows.truncate(MAX_WINDOWS);
     let (of_job, of_node) = windows.split_at(windows.len() / 2);
     let delay = durations.first().copied().unwrap_or_default();
-    let openings = Openings::new(of_job, delay, zone).and(Openings::new(of_node, Duration::ZERO, zone));
+    let openings =
+        Openings::new(of_job, delay, zone).intersect_with(Openings::new(of_node, Duration::ZERO, zone));
     let open = durations.last().copied().unwrap_or_default().min(AHEAD.unsigned_abs());
     for from in moments.into_iter().take(MOMENTS) {
-        check(&openings, from, open);
+        check_openings(&openings, from, open);
     }
 }
 
-fn check(openings: &Openings, from: Timestamp, open: Duration) {
+fn check_openings(openings: &Openings, from: Timestamp, open: Duration) {
     let after = |wait| from.saturating_add(wait).unwrap_or(Timestamp::MAX);
-    let state = openings.state(from);
+    let state = openings.state_at(from);
     assert!(
         state.until.is_none_or(|until| until > from || until == Timestamp::MAX),
         "time stands still at {from}"
     );
-    assert_eq!(openings.explain(from).is_none(), state.is_open, "what is said at {from}");
+    assert_eq!(openings.explain_wait(from).is_none(), state.is_open, "what is said at {from}");
     match openings.next_open(from) {
         None => assert!(!state.is_open || from == Timestamp::MAX, "{from}"),
         Some(opens) => {
@@ -63,7 +64,7 @@ fn check(openings: &Openings, from: Timestamp, open: Duration) {
     let (middle, to) = (after(AHEAD / 3), after(AHEAD));
     let parts = openings.open_between(from, middle) + openings.open_between(middle, to);
     assert_eq!(openings.open_between(from, to), parts, "the parts of the time from {from} to {to}");
-    let done = openings.after(from, open);
+    let done = openings.after_open_time(from, open);
     assert!(openings.open_between(from, done) <= open, "{open:?} are over by {done}, seen from {from}");
     let earliest = after(SignedDuration::try_from(open).unwrap_or(AHEAD));
     assert!(done >= earliest, "{open:?} are over by {done}, seen from {from}");

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use edgecore_prepull::images::puller::Puller;
 use edgecore_prepull::images::puller::cri::CriPuller;
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use prepull_e2e::certs::Authority;
 use prepull_e2e::prelude::*;
 use prepull_e2e::usage::Usage;
 
 use crate::overhead::LAYERS;
-use crate::pulls::{self, directly, through_agent};
-use crate::{bar, median, ratios};
+use crate::pulls::{self, pull_directly, through_agent};
+use crate::{median, print_bar, ratios};
 
 /// Number of rounds of each comparison.
 const ROUNDS: usize = 3;
@@ -44,7 +44,7 @@ struct Behind {
 impl Behind {
     async fn start(name: &str) -> Result<Self> {
         let registry = Registry::start().await?;
-        let link = Proxy::http(registry.addr())?;
+        let link = Proxy::for_http(registry.addr())?;
         registry.route_through(&link)?;
         let containerd = Containerd::start_on_disk(name, Format::Ext4).await?;
         Ok(Self { registry, link, containerd })
@@ -57,15 +57,16 @@ impl Behind {
         at_once: usize,
         images: impl Fn(&str, usize) -> Result<Vec<String>>,
     ) -> Result<Comparison> {
-        let fetching = pulls::fetching(&self.containerd, NonZeroUsize::new(at_once).context("no image")?)?;
+        let fetching =
+            pulls::fetching_executor(&self.containerd, NonZeroUsize::new(at_once).context("no image")?)?;
         let flusher = CriPuller::new(self.containerd.endpoint().parse()?);
-        let (mut cri, key) = (self.containerd.cri().await?, Arc::new(Key::anonymous()));
+        let (mut cri, key) = (self.containerd.cri().await?, Arc::new(PullKey::anonymous()));
         let mut comparison = Comparison::default();
         for round in 0..ROUNDS {
             let (by_runtime, by_agent) = (images("runtime", round)?, images("agent", round)?);
             let begun = Instant::now();
             for reference in &by_runtime {
-                directly(&mut cri, reference, None).await?;
+                pull_directly(&mut cri, reference, None).await?;
             }
             flusher.flush().await;
             comparison.other.push(begun.elapsed().as_secs_f64());
@@ -92,7 +93,7 @@ impl Comparison {
         let [ratio, least, most] = ratios(&self.agent, &self.other);
         println!("  {ways}   median {ratio:.3}, from {least:.3} to {most:.3}");
         println!("  {:.2} s against {:.2} s", median(&mut self.agent), median(&mut self.other));
-        bar(what, ratio, limit, "");
+        print_bar(what, ratio, limit, "");
     }
 }
 
@@ -135,15 +136,15 @@ async fn processor_time() -> Result<()> {
     let authority = Authority::new("bench")?;
     let registry = Registry::start().tls(&authority).await?;
     let containerd = Containerd::start("bench-processor").await?;
-    let fetching = pulls::fetching(&containerd, NonZeroUsize::MIN)?;
-    let key = Arc::new(Key::anonymous());
+    let fetching = pulls::fetching_executor(&containerd, NonZeroUsize::MIN)?;
+    let key = Arc::new(PullKey::anonymous());
     let mut comparison = Comparison::default();
     for round in 0..ROUNDS {
         let image = Image::of_layers(&format!("bench-processor-{round}"), &[LARGE])?;
         let reference = registry.seed(&image, &format!("processor/image:{round}"))?;
-        let before = Usage::ours()?.cpu;
+        let before = Usage::of_this_process()?.cpu;
         through_agent(&fetching, &[reference], &key).await?;
-        comparison.agent.push(Usage::ours()?.cpu.saturating_sub(before).as_secs_f64());
+        comparison.agent.push(Usage::of_this_process()?.cpu.saturating_sub(before).as_secs_f64());
         let layer = image.blobs().last().context("no layer")?;
         let url = format!("https://{}/v2/processor/image/blobs/{layer}", registry.addr());
         let ca = authority.file().display();

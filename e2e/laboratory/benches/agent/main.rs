@@ -39,7 +39,7 @@ fn ratios(of: &[f64], to: &[f64]) -> [f64; 3] {
 }
 
 /// Prints a value with its bar, and whether the bar is met.
-fn bar(what: &str, value: f64, limit: f64, unit: &str) {
+fn print_bar(what: &str, value: f64, limit: f64, unit: &str) {
     let verdict = if value <= limit { "ok" } else { "MISSED" };
     println!("  {what}: {value:.2}{unit} (bar {limit}{unit}) {verdict}");
 }

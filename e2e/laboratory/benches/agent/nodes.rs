@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use prepull_e2e::prelude::*;
 use prepull_e2e::usage::Usage;
 
-use crate::bar;
 use crate::overhead::LAYERS;
+use crate::print_bar;
 
 /// Measures the memory of both programs with real nodes, idle and busy, and the duration of a job.
 pub(crate) async fn measure() -> Result<()> {
@@ -25,7 +25,7 @@ pub(crate) async fn measure() -> Result<()> {
         node.is_connected().await?;
     }
     let idle = nodes.iter().map(|node| resident(node.agent()?.pid())).collect::<Result<Vec<_>>>()?;
-    bar("agent, idle", largest(&idle), 12.0, " MiB");
+    print_bar("agent, idle", largest(&idle), 12.0, " MiB");
     println!("  cloudcore, idle: {:.1} MiB", resident(cloud.process()?.pid())?);
 
     let images = (0..4)
@@ -51,7 +51,7 @@ pub(crate) async fn measure() -> Result<()> {
         }
     };
     ensure!(status.summary.successful == 3, "{:?}", status.summary);
-    bar("agent, pulling", largest(&busy), 20.0, " MiB");
+    print_bar("agent, pulling", largest(&busy), 20.0, " MiB");
     println!("  cloudcore, after the job: {:.1} MiB", resident(cloud.process()?.pid())?);
     println!(
         "  from kubectl apply to Completed: {:.2} s (3 nodes x 4 images x 48 MiB, one machine)",
@@ -64,7 +64,7 @@ pub(crate) async fn measure() -> Result<()> {
 fn resident(pid: u32) -> Result<f64> {
     // Far below the integers that a float represents exactly.
     #[allow(clippy::cast_precision_loss)]
-    let bytes = Usage::of(pid)?.rss as f64;
+    let bytes = Usage::of_process(pid)?.rss as f64;
     Ok(bytes / 1024.0 / 1024.0)
 }
 

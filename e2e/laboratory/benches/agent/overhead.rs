@@ -4,14 +4,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Instant;
 
-use edgecore_prepull::config::Limits;
+use edgecore_prepull::config::CheckLimits;
 use edgecore_prepull::images::puller::Puller;
 use edgecore_prepull::images::puller::cri::CriPuller;
 use edgecore_prepull::tasks::executor::Executor;
 use prepull_e2e::prelude::*;
 
-use crate::pulls::{self, directly, through_agent};
-use crate::{bar, median, ratios};
+use crate::pulls::{self, pull_directly, through_agent};
+use crate::{median, print_bar, ratios};
 
 /// Number of rounds of pulls. The median of their ratios ignores rounds that the machine disturbed.
 const ROUNDS: usize = 10;
@@ -35,8 +35,8 @@ pub(crate) async fn measure() -> Result<()> {
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let containerd = Containerd::start("bench").await?;
     let puller = Arc::new(CriPuller::new(containerd.endpoint().parse()?));
-    let executor = Executor::new(puller.clone(), NonZeroUsize::MIN, Limits::default());
-    let fetching = pulls::fetching(&containerd, NonZeroUsize::MIN)?;
+    let executor = Executor::new(puller.clone(), NonZeroUsize::MIN, CheckLimits::default());
+    let fetching = pulls::fetching_executor(&containerd, NonZeroUsize::MIN)?;
     let (_, user, secret) = registry.login("alice")?;
     let (login, key) = (Some((user, secret)), pulls::key(user, secret));
     // Every pull needs new content, which is generated before the first pull. Both sides connect before the measurement.
@@ -47,7 +47,7 @@ pub(crate) async fn measure() -> Result<()> {
     }
     let mut references = references.into_iter();
     let mut cri = containerd.cri().await?;
-    directly(&mut cri, &references.next().context("no image")?, login).await?;
+    pull_directly(&mut cri, &references.next().context("no image")?, login).await?;
     through_agent(&executor, &[references.next().context("no image")?], &key).await?;
     through_agent(&fetching, &[references.next().context("no image")?], &key).await?;
     puller.flush().await;
@@ -58,10 +58,10 @@ pub(crate) async fn measure() -> Result<()> {
         for way in (0..WAYS).map(|way| (round + way) % WAYS) {
             let reference = references.next().context("no image")?;
             let took = match way {
-                DIRECTLY => directly(&mut cri, &reference, login).await?,
+                DIRECTLY => pull_directly(&mut cri, &reference, login).await?,
                 AND_FLUSHED => {
                     let begun = Instant::now();
-                    directly(&mut cri, &reference, login).await?;
+                    pull_directly(&mut cri, &reference, login).await?;
                     puller.flush().await;
                     begun.elapsed()
                 }
@@ -82,7 +82,7 @@ pub(crate) async fn measure() -> Result<()> {
     for (name, times) in names.iter().zip(&mut times) {
         println!("  {name:<31} median {:.3} s", median(times));
     }
-    bar("through the agent against PullImage and a flush", ratio, 1.05, "");
-    bar("fetched by the agent against PullImage and a flush", fetched, 1.05, "");
+    print_bar("through the agent against PullImage and a flush", ratio, 1.05, "");
+    print_bar("fetched by the agent against PullImage and a flush", fetched, 1.05, "");
     Ok(())
 }

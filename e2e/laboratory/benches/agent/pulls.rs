@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use edgecore_prepull::config::Limits;
+use edgecore_prepull::config::CheckLimits;
 use edgecore_prepull::images::fetch::{FetchMode, FetchSettings, Fetching};
 use edgecore_prepull::images::puller::Puller;
 use edgecore_prepull::images::puller::cri::CriPuller;
@@ -14,33 +14,33 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::{AuthConfig, ImageSpec, PullImageRequest};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskId, TaskOutcome};
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use prepull_e2e::prelude::*;
 use tokio::sync::{mpsc, watch};
 
 pub(crate) type Cri = ImageServiceClient<tonic::transport::Channel>;
 
 /// The agent's executor, with downloads by the agent itself.
-pub(crate) fn fetching(
+pub(crate) fn fetching_executor(
     containerd: &Containerd,
     parallel_pulls: NonZeroUsize,
 ) -> Result<Executor<Fetching<CriPuller>>> {
     let settings = FetchSettings { mode: FetchMode::Agent, ..FetchSettings::without_room_check() };
     let puller = Fetching::over_cri(CriPuller::new(containerd.endpoint().parse()?), settings);
-    Ok(Executor::new(Arc::new(puller), parallel_pulls, Limits::default()))
+    Ok(Executor::new(Arc::new(puller), parallel_pulls, CheckLimits::default()))
 }
 
 /// A user and a password, for all images.
-pub(crate) fn key(user: &str, secret: &str) -> Arc<Key> {
+pub(crate) fn key(user: &str, secret: &str) -> Arc<PullKey> {
     let credential = RegistryCredential {
         username: Sensitive::new(user),
         password: Sensitive::new(secret),
         ..RegistryCredential::default()
     };
-    Arc::new(Key::Credentials { credentials: vec![credential] })
+    Arc::new(PullKey::Credentials { credentials: vec![credential] })
 }
 
-pub(crate) async fn directly(
+pub(crate) async fn pull_directly(
     cri: &mut Cri,
     reference: &str,
     login: Option<(&str, &str)>,
@@ -59,7 +59,7 @@ pub(crate) async fn directly(
 pub(crate) async fn through_agent(
     executor: &Executor<impl Puller>,
     references: &[String],
-    key: &Arc<Key>,
+    key: &Arc<PullKey>,
 ) -> Result<Duration> {
     // A key serves one image.
     let image = |(reference, key): (&String, u32)| ImageTask {

@@ -6,5 +6,5 @@ use clap::Parser;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    prepull_laboratory::fleet::run(prepull_laboratory::fleet::Options::parse()).await
+    prepull_laboratory::fleet::run(prepull_laboratory::fleet::FleetOptions::parse()).await
 }

@@ -6,5 +6,5 @@ use clap::Parser;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    prepull_laboratory::site::run(prepull_laboratory::site::Options::parse()).await
+    prepull_laboratory::site::run(prepull_laboratory::site::SiteOptions::parse()).await
 }

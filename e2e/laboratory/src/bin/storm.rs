@@ -7,5 +7,5 @@ use clap::Parser;
 #[tokio::main]
 async fn main() -> ExitCode {
     // It holds every part of the scene.
-    Box::pin(prepull_laboratory::storm::run(prepull_laboratory::storm::Options::parse())).await
+    Box::pin(prepull_laboratory::storm::run(prepull_laboratory::storm::StormOptions::parse())).await
 }

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Times;
-use super::story::{Story, short_digest, table};
+use super::DemoTimes;
+use super::story::{Story, align_columns, short_digest};
 
-pub(super) fn print_times(story: &Story, times: &Times) {
-    let Times { arrived, ended, phase } = times;
-    story.blank();
-    let arrived = arrived.map_or_else(|| "not seen".to_owned(), seconds);
-    story.line(&format!("From the job in the API server to the first task on an edge: {arrived}"));
-    story.line(&format!("From the job in the API server to {phase:?}: {}", seconds(*ended)));
+pub(super) fn print_times(story: &Story, times: &DemoTimes) {
+    let DemoTimes { arrived, ended, phase } = times;
+    story.print_blank_line();
+    let arrived = arrived.map_or_else(|| "not seen".to_owned(), format_seconds);
+    story.print_line(&format!("From the job in the API server to the first task on an edge: {arrived}"));
+    story.print_line(&format!("From the job in the API server to {phase:?}: {}", format_seconds(*ended)));
 }
 
 /// Prints the images of a containerd.
@@ -24,12 +24,12 @@ pub(super) fn print_images(story: &Story, node: &str, images: &BTreeMap<String, 
     if rows.is_empty() {
         rows.push(vec![node.to_owned(), "nothing".to_owned()]);
     }
-    for line in table(&rows) {
-        story.line(&line);
+    for line in align_columns(&rows) {
+        story.print_line(&line);
     }
 }
 
 /// Formats a duration in seconds.
-fn seconds(duration: Duration) -> String {
+fn format_seconds(duration: Duration) -> String {
     format!("{:.2} s", duration.as_secs_f64())
 }

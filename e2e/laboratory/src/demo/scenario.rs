@@ -39,7 +39,7 @@ pub(super) const IMAGES: [DemoImage; 6] = [
 ];
 
 /// The expectations of a job: the nodes that pull, and registry and path of each image as the job names it.
-pub(super) struct Plan {
+pub(super) struct DemoPlan {
     pub(super) name: &'static str,
     pub(super) nodes: &'static [&'static str],
     pub(super) images: &'static [(&'static str, &'static str)],
@@ -49,7 +49,7 @@ pub(super) struct Plan {
 }
 
 /// Plan of the first job, which succeeds.
-pub(super) const MAIN: Plan = Plan {
+pub(super) const MAIN: DemoPlan = DemoPlan {
     name: "spring-release",
     nodes: &["edge-1", "edge-2", "edge-3"],
     images: &[
@@ -67,7 +67,7 @@ pub(super) const MAIN: Plan = Plan {
 };
 
 /// Plan of the second job. One of its images fails.
-pub(super) const SECOND: Plan = Plan {
+pub(super) const SECOND: DemoPlan = DemoPlan {
     name: "wrong-password",
     nodes: &["edge-1"],
     images: &[(HARBOR, "shop/cache:v1"), (HARBOR, "shop/queue:v1"), (HANGZHOU, "ai/model:v1")],
@@ -77,10 +77,10 @@ pub(super) const SECOND: Plan = Plan {
     exit_status: 1,
 };
 
-impl Plan {
+impl DemoPlan {
     pub(super) fn explain(&self, story: &Story) {
         for line in self.words {
-            story.line(line);
+            story.print_line(line);
         }
     }
 }
@@ -92,7 +92,7 @@ pub(super) fn registry_for(node: &str, registry: &'static str) -> &'static str {
 }
 
 /// The first job as YAML.
-pub(super) fn job() -> String {
+pub(super) fn first_job() -> String {
     format!(
         r"apiVersion: operations.kubeedge.io/v1alpha2
 kind: ImagePrePullJob
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn jobs_name_images_and_nodes_of_plans() {
-        for (yaml, plan) in [(job(), MAIN), (second_job(), SECOND)] {
+        for (yaml, plan) in [(first_job(), MAIN), (second_job(), SECOND)] {
             let job: ImagePrePullJob = serde_json::from_value(documents(&yaml).unwrap().remove(0)).unwrap();
             let template = job.spec.image_pre_pull_template;
             let sources = template.image_sources.iter().map(|source| {

@@ -22,10 +22,10 @@ use super::scenario::{
     CLOUD_NODE, HANGZHOU, HANGZHOU_USER, HARBOR, HARBOR_USER, IMAGES, MAIN, NODES, OFFLINE_NODE, REGION,
     SECOND,
 };
-use super::story::{Story, megabytes, table};
+use super::story::{Story, align_columns, megabytes};
 
 /// Everything that runs. Fields are dropped in order, so that each part comes before those that it uses.
-pub(super) struct Stage {
+pub(super) struct DemoStage {
     pub(super) nodes: Vec<EdgeNode>,
     cloud: Cloud,
     /// Connects the API server to the cloud.
@@ -37,20 +37,22 @@ pub(super) struct Stage {
     place: Arc<Place>,
 }
 
-impl Stage {
+impl DemoStage {
     /// Starts all parts, and reports each step.
     pub(super) async fn start(story: &Story) -> Result<Self> {
         let place = Place::here()?;
 
-        story.step("A Kubernetes API");
+        story.begin_step("A Kubernetes API");
         let cluster = Cluster::own().await?;
-        story.line(&format!("{} and etcd, RBAC on, on loopback", cluster.version().await?));
+        story.print_line(&format!("{} and etcd, RBAC on, on loopback", cluster.version().await?));
 
-        story.step("Two private registries, with different users");
+        story.begin_step("Two private registries, with different users");
         let authority = Authority::new("the CA of hangzhou.example")?;
-        let harbor = Registry::start().named(HARBOR).user(HARBOR_USER, &password(HARBOR_USER));
-        let hangzhou =
-            Registry::start().named(HANGZHOU).user(HANGZHOU_USER, &password(HANGZHOU_USER)).tls(&authority);
+        let harbor = Registry::start().with_host(HARBOR).user(HARBOR_USER, &password(HARBOR_USER));
+        let hangzhou = Registry::start()
+            .with_host(HANGZHOU)
+            .user(HANGZHOU_USER, &password(HANGZHOU_USER))
+            .tls(&authority);
         let (harbor, hangzhou) = tokio::try_join!(harbor, hangzhou)?;
         // The first run generates the layers, which takes some seconds; later ones find them in the cache.
         let images = tokio::task::spawn_blocking(|| {
@@ -67,37 +69,38 @@ impl Stage {
         let bytes = images.iter().map(|(_, image)| image.size()).sum();
         let pushed = format!("{} images, {}", images.len(), megabytes(bytes));
         let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
-        for line in table(&[
+        for line in align_columns(&[
             row([HARBOR, "plain HTTP", "user alice", &pushed]),
             row([HANGZHOU, "TLS, a CA of its own", "user bob", &pushed]),
         ]) {
-            story.line(&line);
+            story.print_line(&line);
         }
         let wrong = password("mallory");
         cluster.registry_secret("default", "harbor", &[harbor.login(HARBOR_USER)?]).await?;
         cluster.registry_secret("default", "hangzhou", &[hangzhou.login(HANGZHOU_USER)?]).await?;
         cluster.registry_secret("default", "wrong", &[(HARBOR, HARBOR_USER, &wrong)]).await?;
-        story.line("Secrets: default/harbor, default/hangzhou, and default/wrong with a wrong password");
+        story
+            .print_line("Secrets: default/harbor, default/hangzhou, and default/wrong with a wrong password");
         let jobs = format!("{},{}", MAIN.name, SECOND.name);
         for secret in ["harbor", "hangzhou", "wrong"] {
             cluster.annotate_secret("default", secret, ALLOW, Some(&jobs)).await?;
         }
-        story.line(&format!("each for the jobs that its owner allows: {ALLOW}={jobs}"));
+        story.print_line(&format!("each for the jobs that its owner allows: {ALLOW}={jobs}"));
 
-        story.step("cloudcore-prepull");
+        story.begin_step("cloudcore-prepull");
         let cloud = Cloud::start(&cluster).requires_consent();
         let (cloud, network) = services::with_edges_listed(&cluster, cloud).await?;
-        story.line(&format!(
+        story.print_line(&format!(
             "acts as its ServiceAccount with the rights of manifests/; edges dial wss://{}",
             cloud.tunnel_addr()
         ));
 
-        story.step("Three edge nodes, each with its own containerd and agent");
-        let nodes = Self::nodes(story, &cluster, &cloud).await?;
+        story.begin_step("Three edge nodes, each with its own containerd and agent");
+        let nodes = Self::start_nodes(story, &cluster, &cloud).await?;
         Ok(Self { nodes, cloud, _network: network, harbor, hangzhou, cluster, images, place })
     }
 
-    async fn nodes(story: &Story, cluster: &Cluster, cloud: &Cloud) -> Result<Vec<EdgeNode>> {
+    async fn start_nodes(story: &Story, cluster: &Cluster, cloud: &Cloud) -> Result<Vec<EdgeNode>> {
         for (name, region) in NODES {
             let node = cluster.node(name).edge().ready();
             match region {
@@ -119,8 +122,8 @@ impl Stage {
         }
         rows.push(vec![CLOUD_NODE.to_owned(), "not an edge node".to_owned()]);
         rows.push(vec![OFFLINE_NODE.to_owned(), "an edge node that is NotReady".to_owned()]);
-        for line in table(&rows) {
-            story.line(&line);
+        for line in align_columns(&rows) {
+            story.print_line(&line);
         }
         Ok(nodes)
     }
@@ -128,12 +131,15 @@ impl Stage {
     /// Prints the jobs as `kubectl get` shows them.
     pub(super) async fn print_jobs(&self, story: &Story) -> Result<()> {
         let arguments = ["get", "imageprepulljobs", "-o", "wide"];
-        story.output(&format!("kubectl {}", arguments.join(" ")), &self.cluster.kubectl(&arguments).await?);
+        story.print_output(
+            &format!("kubectl {}", arguments.join(" ")),
+            &self.cluster.kubectl(&arguments).await?,
+        );
         Ok(())
     }
 
     /// A command line that begins with kubectl, with this kubeconfig and our programs in the PATH.
-    pub(super) fn typed(&self, line: &str) -> Result<Command> {
+    pub(super) fn typed_command(&self, line: &str) -> Result<Command> {
         let mut command = Command::new(parts::kubectl());
         command.args(line.split_whitespace().skip(1));
         command.env("KUBECONFIG", self.cluster.kubeconfig());
@@ -144,7 +150,7 @@ impl Stage {
     }
 
     /// Digest of an image, which is the same in both registries.
-    pub(super) fn digest(&self, path: &str) -> &str {
+    pub(super) fn image_digest(&self, path: &str) -> &str {
         self.images.iter().find(|(known, _)| *known == path).map_or("", |(_, image)| image.digest())
     }
 
@@ -157,7 +163,7 @@ impl Stage {
     }
 
     pub(super) fn print_how_to_go_on(&self, story: &Story, keeper: u32) -> Result<()> {
-        story.note("KEEP=1: everything stays up.");
+        story.print_note("KEEP=1: everything stays up.");
         let row = |name: &str, value: String| vec![name.to_owned(), value];
         let mut rows = vec![
             row("kubeconfig", format!("export KUBECONFIG={}", self.cluster.kubeconfig().display())),
@@ -174,8 +180,8 @@ impl Stage {
             ));
         }
         rows.push(row("stop it all", format!("kill {keeper}")));
-        for line in table(&rows) {
-            story.line(&line);
+        for line in align_columns(&rows) {
+            story.print_line(&line);
         }
         Ok(())
     }
@@ -183,7 +189,7 @@ impl Stage {
 
 /// The directory of our programs.
 fn programs() -> Result<PathBuf> {
-    let plugin = parts::program("kubectl-prepull")?;
+    let plugin = parts::program_path("kubectl-prepull")?;
     Ok(plugin.parent().context("a program is in no directory")?.to_owned())
 }
 

@@ -41,29 +41,29 @@ impl Story {
         self.began.elapsed()
     }
 
-    pub(super) fn step(&self, title: &str) {
+    pub(super) fn begin_step(&self, title: &str) {
         self.steps.set(self.steps.get() + 1);
         let at = format!("{:.1} s", self.began.elapsed().as_secs_f64());
         let title = format!("{}. {title:<TITLE$}", self.steps.get());
         say!(self, "\n{}{}", self.bold(&title), self.dim(&format!("{at:>8}")));
     }
 
-    pub(super) fn line(&self, text: &str) {
+    pub(super) fn print_line(&self, text: &str) {
         say!(self, "   {text}");
     }
 
-    pub(super) fn blank(&self) {
+    pub(super) fn print_blank_line(&self) {
         say!(self);
     }
 
     /// Prints a command that the reader could have typed.
-    pub(super) fn command(&self, command: &str) {
+    pub(super) fn print_command(&self, command: &str) {
         say!(self, "   {}", self.bold(&format!("$ {command}")));
     }
 
     /// Prints a command and its output.
-    pub(super) fn output(&self, command: &str, output: &str) {
-        self.command(command);
+    pub(super) fn print_output(&self, command: &str, output: &str) {
+        self.print_command(command);
         for line in output.lines() {
             say!(self, "   {line}");
         }
@@ -71,7 +71,7 @@ impl Story {
 
     /// Runs a command, and passes on what it prints: below the step, or to the terminal itself, where it draws.
     pub(super) async fn run(&self, words: &str, command: Command) -> Result<ExitStatus> {
-        self.command(words);
+        self.print_command(words);
         let mut command = tokio::process::Command::from(command);
         command.stdin(Stdio::null()).kill_on_drop(true);
         if !self.terminal {
@@ -81,22 +81,22 @@ impl Story {
         if let Some(out) = child.stdout.take() {
             let mut lines = BufReader::new(out).lines();
             while let Some(line) = lines.next_line().await? {
-                if line.is_empty() { self.blank() } else { self.line(&line) }
+                if line.is_empty() { self.print_blank_line() } else { self.print_line(&line) }
             }
         }
         Ok(child.wait().await?)
     }
 
     /// Prints an expectation, and whether it was met.
-    pub(super) fn check(&self, good: bool, text: &str) {
+    pub(super) fn print_check(&self, good: bool, text: &str) {
         say!(self, "   {} {text}", self.mark(good));
     }
 
-    pub(super) fn note(&self, text: &str) {
+    pub(super) fn print_note(&self, text: &str) {
         say!(self, "\n{text}");
     }
 
-    pub(super) fn failure(&self, error: &anyhow::Error) {
+    pub(super) fn print_failure(&self, error: &anyhow::Error) {
         let causes = error.chain().map(ToString::to_string).collect::<Vec<_>>();
         let text = format!("the demo stopped: {}", causes.join("\n  because "));
         say!(self, "\n{}", self.paint("31", &text));
@@ -132,7 +132,7 @@ pub(super) fn short_digest(digest: &str) -> &str {
 }
 
 /// Formats rows with aligned columns.
-pub(super) fn table(rows: &[Vec<String>]) -> Vec<String> {
+pub(super) fn align_columns(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -154,6 +154,6 @@ mod tests {
         assert_eq!(short_digest("sha256:0123456789abcdef"), "sha256:0123456789ab");
         let rows =
             [vec!["a".to_owned(), "bcd".to_owned()], vec!["efg".to_owned(), "h".to_owned(), "i".to_owned()]];
-        assert_eq!(table(&rows), ["a    bcd", "efg  h    i"]);
+        assert_eq!(align_columns(&rows), ["a    bcd", "efg  h    i"]);
     }
 }

@@ -9,15 +9,15 @@ use prepull_e2e::registry::Registry;
 use super::scenario::{
     CLOUD_NODE, HANGZHOU_USER, HARBOR, HARBOR_USER, MAIN, NODES, OFFLINE_NODE, SECOND, registry_for,
 };
-use super::stage::Stage;
+use super::stage::DemoStage;
 use super::story::Story;
 
 /// Expectations, each with whether it was met.
 #[derive(Default)]
-pub(super) struct Verdict(Vec<(bool, String)>);
+pub(super) struct DemoVerdict(Vec<(bool, String)>);
 
-impl Verdict {
-    pub(super) fn expect(&mut self, met: bool, what: impl Into<String>) {
+impl DemoVerdict {
+    pub(super) fn add_expectation(&mut self, met: bool, what: impl Into<String>) {
         self.0.push((met, what.into()));
     }
 
@@ -27,21 +27,21 @@ impl Verdict {
     }
 
     pub(super) fn print(&self, story: &Story) {
-        story.step("What was expected");
+        story.begin_step("What was expected");
         for (met, what) in &self.0 {
-            story.check(*met, what);
+            story.print_check(*met, what);
         }
         let met = self.0.iter().filter(|(met, _)| *met).count();
         let seconds = story.elapsed().as_secs_f64();
         let words =
             if self.is_good() { "The demo went as expected" } else { "The demo did NOT go as expected" };
-        story.note(&story.bold(&format!("{words}: {met} of {} in {seconds:.0} s.", self.0.len())));
+        story.print_note(&story.bold(&format!("{words}: {met} of {} in {seconds:.0} s.", self.0.len())));
     }
 
     /// Checks the status of the first job.
-    pub(super) fn check_main_job(&mut self, stage: &Stage, status: &ImagePrePullJobStatus) {
+    pub(super) fn check_main_job(&mut self, stage: &DemoStage, status: &ImagePrePullJobStatus) {
         let summary = &status.summary;
-        self.expect(
+        self.add_expectation(
             status.phase == JobPhase::Completed
                 && (summary.desired, summary.successful, summary.failure) == (3, 3, 0),
             format!("{} is Completed on three of three nodes", MAIN.name),
@@ -50,7 +50,7 @@ impl Verdict {
         let reasons = skipped
             .iter()
             .all(|(node, reason)| status.skipped(node).is_some_and(|said| said.contains(reason)));
-        self.expect(
+        self.add_expectation(
             summary.skipped == 2 && reasons,
             format!("{CLOUD_NODE} and {OFFLINE_NODE} are left out, each with its reason"),
         );
@@ -60,7 +60,7 @@ impl Verdict {
                 status.image(node, &format!("{registry}/{path}")).is_some_and(|image| {
                     image.status == Tristate::True
                         && image.pulled_image == pulled
-                        && image.digest.as_deref() == Some(stage.digest(path))
+                        && image.digest.as_deref() == Some(stage.image_digest(path))
                 })
             });
             let from = if registry_for(node, HARBOR) == HARBOR {
@@ -68,7 +68,7 @@ impl Verdict {
             } else {
                 "hangzhou.example only"
             };
-            self.expect(
+            self.add_expectation(
                 good,
                 format!("the status of {node} has four images from {from}, with their digests"),
             );
@@ -76,24 +76,24 @@ impl Verdict {
     }
 
     /// Checks the images of a node.
-    pub(super) fn check_node(&mut self, stage: &Stage, node: &str, images: &BTreeMap<String, String>) {
+    pub(super) fn check_node(&mut self, stage: &DemoStage, node: &str, images: &BTreeMap<String, String>) {
         let expected = MAIN.images.iter().map(|(registry, path)| {
-            (format!("{}/{path}", registry_for(node, registry)), stage.digest(path).to_owned())
+            (format!("{}/{path}", registry_for(node, registry)), stage.image_digest(path).to_owned())
         });
         let expected: BTreeMap<_, _> = expected.collect();
-        self.expect(
+        self.add_expectation(
             *images == expected,
             format!("the containerd of {node} has these four images and no other"),
         );
     }
 
     /// Checks the users that the registries have served.
-    pub(super) fn check_registries(&mut self, stage: &Stage) {
+    pub(super) fn check_registries(&mut self, stage: &DemoStage) {
         let only = |registry: &Registry, user: &str| {
             let fetches = registry.requests().blob_fetches();
             !fetches.is_empty() && fetches.0.iter().all(|fetch| fetch.user == user)
         };
-        self.expect(
+        self.add_expectation(
             only(&stage.harbor, HARBOR_USER) && only(&stage.hangzhou, HANGZHOU_USER),
             "each registry has served its own user and no other",
         );
@@ -102,15 +102,17 @@ impl Verdict {
     /// Checks the status of the second job.
     pub(super) fn check_second_job(
         &mut self,
-        stage: &Stage,
+        stage: &DemoStage,
         status: &ImagePrePullJobStatus,
         images: &BTreeMap<String, String>,
     ) {
         let node = SECOND.nodes[0];
-        let [bad, good @ ..] = SECOND.images else { return self.expect(false, "the second job has images") };
+        let [bad, good @ ..] = SECOND.images else {
+            return self.add_expectation(false, "the second job has images");
+        };
         let name = |(registry, path): &(&str, &str)| format!("{registry}/{path}");
         let failed = status.image(node, &name(bad));
-        self.expect(
+        self.add_expectation(
             failed.is_some_and(|image| {
                 image.status == Tristate::False
                     && image.reason.contains("401")
@@ -120,11 +122,11 @@ impl Verdict {
         );
         let others = good.iter().all(|image| {
             status.image(node, &name(image)).is_some_and(|status| status.status == Tristate::True)
-                && images.get(&name(image)).is_some_and(|digest| digest == stage.digest(image.1))
+                && images.get(&name(image)).is_some_and(|digest| digest == stage.image_digest(image.1))
         });
-        self.expect(others, "the two other images of that job are there");
+        self.add_expectation(others, "the two other images of that job are there");
         let phase = status.node(node).map(|node| node.phase);
-        self.expect(
+        self.add_expectation(
             status.phase == JobPhase::Failure && phase == Some(NodePhase::Failure),
             format!("{} is a Failure, as is {node}: one of one node is more than a tenth", SECOND.name),
         );

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use prepull_api::crd::status::{JobPhase, Summary};
 use serde::Serialize;
 
-use super::{Listing, Options, PeopleFigures};
+use super::{EdgeListing, FleetOptions, PeopleFigures};
 
 /// The figures of one run.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Figures {
+pub struct FleetFigures {
     /// Options of the run.
-    pub options: Options,
+    pub options: FleetOptions,
     /// Version of the API server.
     pub cluster: String,
     /// Cores and memory of this machine.
@@ -60,7 +60,7 @@ pub struct Idle {
     /// Number of sessions that began.
     pub sessions_begun: u64,
     /// The list of the edges at the end.
-    pub listing: Listing,
+    pub listing: EdgeListing,
 }
 
 /// The figures of one job over all nodes. Times count from the request that created the job.

@@ -8,14 +8,14 @@ use anyhow::{Result, ensure};
 use kube::api::{Api, ListParams};
 use prepull_api::crd::kruise::{ImagePullJob, NodeImage};
 use prepull_e2e::cleanup::eventually;
-use prepull_e2e::kruise::{ListJob, Object, PullJobKind};
+use prepull_e2e::kruise::{KruiseListJob, KruiseObject, PullJobKind};
 use prepull_e2e::teller::Teller;
 use serde::Serialize;
 
-use super::Options;
+use super::FleetOptions;
 use super::figures::Connect;
-use super::requests::Requests;
-use super::scene::{Scene, usage};
+use super::requests::WriteCounts;
+use super::scene::{FleetScene, usage};
 
 /// Writes of the harness itself, which are not counted.
 const OWN: [&str; 3] = ["imagepulljobs POST", "imagelistpulljobs POST", "others POST"];
@@ -29,7 +29,7 @@ const PAGE: u32 = 500;
 #[serde(rename_all = "camelCase")]
 pub struct KruiseFigures {
     /// Options of the run.
-    pub options: Options,
+    pub options: FleetOptions,
     /// Version of the API server.
     pub cluster: String,
     /// Cores and memory of this machine.
@@ -64,8 +64,8 @@ pub struct KruiseFigures {
 
 impl KruiseFigures {
     /// Starts a fleet with these options, measures it, and stops it.
-    pub async fn measure(options: &Options, teller: &Teller) -> Result<Self> {
-        let (scene, connect) = Scene::start(options, teller).await?;
+    pub async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
+        let (scene, connect) = FleetScene::start(options, teller).await?;
         let client = scene.cluster.client();
         let node_images: Api<NodeImage> = Api::all(client.clone());
         let count = async |so: fn(&NodeImage) -> bool| {
@@ -87,14 +87,14 @@ impl KruiseFigures {
             Ok(())
         })
         .await?;
-        let before = Requests::now(&client).await?;
+        let before = WriteCounts::read_current(&client).await?;
         let cpu_before = usage(&scene.cloud)?.cpu;
 
         teller.step(&format!("job over {} nodes", options.nodes));
         let begun = Instant::now();
         let desired_and_succeeded = scene.kruise_job(options).await?;
         let ended = Instant::now();
-        let at_end = Requests::now(&client).await?;
+        let at_end = WriteCounts::read_current(&client).await?;
         teller.step("the job has ended; its time to live");
         if options.images > 1 {
             scene.delete_children().await?;
@@ -110,10 +110,10 @@ impl KruiseFigures {
         })
         .await?;
         let removed_seconds = ended.elapsed().as_secs_f64();
-        let after = Requests::now(&client).await?;
+        let after = WriteCounts::read_current(&client).await?;
         let (tally, now) = (scene.fleet.tally(), usage(&scene.cloud)?);
 
-        let mut writes_to_end = at_end.since(&before);
+        let mut writes_to_end = at_end.added_since(&before);
         let ours = 1;
         for own in OWN {
             // cloudcore itself creates the ImagePullJobs of a list.
@@ -121,7 +121,7 @@ impl KruiseFigures {
                 *count = count.saturating_sub(if options.images > 1 && own == OWN[0] { 0 } else { ours });
             }
         }
-        let writes_to_removal = after.since(&at_end);
+        let writes_to_removal = after.added_since(&at_end);
         writes_to_end.retain(|_, count| *count > 0);
         let sum = |so: fn(&str) -> bool| {
             let all = [&writes_to_end, &writes_to_removal].into_iter().flatten();
@@ -130,13 +130,13 @@ impl KruiseFigures {
         let events = sum(|what| what.starts_with("events"));
         let written = sum(|what| what.starts_with("image") || what.starts_with("nodeimages"));
         let pairs = options.nodes as u64 * u64::from(options.images);
-        let (cluster, machine) = (scene.cluster.version().await?, prepull_e2e::usage::machine());
+        let (cluster, machine) = (scene.cluster.version().await?, prepull_e2e::usage::describe_machine());
         Ok(Self {
             options: options.clone(),
             cluster,
             machine,
             connect,
-            writes_before: before.since(&Requests::default()),
+            writes_before: before.added_since(&WriteCounts::default()),
             ended_seconds: ended.duration_since(begun).as_secs_f64(),
             removed_seconds,
             writes_to_end,
@@ -158,40 +158,40 @@ impl KruiseFigures {
     }
 }
 
-impl Scene {
+impl FleetScene {
     /// Creates the job, and waits for its end.
-    async fn kruise_job(&self, options: &Options) -> Result<(i32, i32)> {
+    async fn kruise_job(&self, options: &FleetOptions) -> Result<(i32, i32)> {
         let image = |number| format!("registry.example/fleet/image-{number}:v1");
         let nodes = options.concurrency.unwrap_or_else(|| i64::try_from(options.nodes).unwrap_or(i64::MAX));
         let (parallelism, seconds) = (i32::try_from(nodes)?, i32::try_from(options.timeout_seconds)?);
         if options.images == 1 {
             let job = self.cluster.pull_job("fleet", &image(0)).parallelism(parallelism);
             let job = job.limits(seconds, 3).ttl(1).apply().await?;
-            let status = ends(&job, options.limit).await?;
+            let status = wait_for_end(&job, options.limit).await?;
             Ok((status.desired, status.succeeded))
         } else {
             let job = self.cluster.list_job("fleet", (0..options.images).map(image)).parallelism(parallelism);
             let job = job.limits(seconds, 3).apply().await?;
-            let status = ends(&job, options.limit).await?;
+            let status = wait_for_end(&job, options.limit).await?;
             Ok((status.desired, status.succeeded))
         }
     }
 
     /// Deletes the list with its children, as the garbage collector of a real cluster would.
     async fn delete_children(&self) -> Result<()> {
-        let list: ListJob = self.cluster.applied("default", "fleet");
+        let list: KruiseListJob = self.cluster.applied_job("default", "fleet");
         let children = list.children().await?;
         list.delete().await?;
         for child in children {
             let name = child.metadata.name.unwrap_or_default();
-            self.cluster.applied::<ImagePullJob>("default", &name).delete().await?;
+            self.cluster.applied_job::<ImagePullJob>("default", &name).delete().await?;
         }
         Ok(())
     }
 }
 
-async fn ends<K: PullJobKind>(job: &Object<K>, limit: Duration) -> Result<K::Status> {
-    job.clone().within(limit).completes().await
+async fn wait_for_end<K: PullJobKind>(job: &KruiseObject<K>, limit: Duration) -> Result<K::Status> {
+    job.clone().with_limit(limit).completes().await
 }
 
 /// Divides with two decimals.

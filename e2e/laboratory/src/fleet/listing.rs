@@ -11,7 +11,7 @@ use serde::Serialize;
 /// The cost of the list of all edges.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Listing {
+pub struct EdgeListing {
     /// Edges in the list.
     pub edges: usize,
     /// Those that were connected, on the last page.
@@ -26,7 +26,7 @@ pub struct Listing {
     pub slowest_page_seconds: f64,
 }
 
-impl Listing {
+impl EdgeListing {
     /// Reads all pages.
     pub(super) async fn measure(cloud: &Cloud) -> Result<Self> {
         let (mut query, begun) = (EdgeQuery::default(), Instant::now());

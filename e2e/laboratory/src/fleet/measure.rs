@@ -8,13 +8,13 @@ use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::status::JobPhase;
 use prepull_e2e::cloud::{Cloud, Metrics};
 use prepull_e2e::plain_http;
-use prepull_e2e::sim::{Fleet, Tally};
+use prepull_e2e::sim::{Fleet, FleetTally};
 use prepull_e2e::teller::Teller;
 use prepull_e2e::usage::Usage;
 
 use super::figures::{JobFigures, Kill};
-use super::requests::Requests;
-use super::scene::{Scene, usage};
+use super::requests::WriteCounts;
+use super::scene::{FleetScene, usage};
 use super::sizes;
 
 /// Limit for the last acknowledgements: an edge may reconnect before it gets its own.
@@ -24,7 +24,7 @@ const CREATION: &str = "imageprepulljobs POST";
 
 /// A job to measure.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct MeasuredJob {
     /// Name of the job.
     pub name: String,
     /// Number of images.
@@ -41,9 +41,9 @@ pub struct Plan {
     pub limit: Duration,
 }
 
-impl Scene {
+impl FleetScene {
     /// Creates the job and measures it.
-    pub async fn job(&mut self, plan: &Plan, teller: &Teller) -> Result<JobFigures> {
+    pub async fn measure_job(&mut self, plan: &MeasuredJob, teller: &Teller) -> Result<JobFigures> {
         let Self { fleet, cloud, cluster, .. } = self;
         let (client, nodes) = (cluster.client(), fleet.names().len());
         teller.step(&format!("job {} over {nodes} nodes", plan.name));
@@ -57,7 +57,7 @@ impl Scene {
             .tolerate(&plan.tolerate)
             .timeout_seconds(plan.timeout_seconds);
         let (cpu_before, tally_before) = (usage(cloud)?.cpu, fleet.tally());
-        let requests_before = Requests::now(&client).await?;
+        let requests_before = WriteCounts::read_current(&client).await?;
         fleet.reset_task_times();
 
         let begun = Instant::now();
@@ -68,17 +68,17 @@ impl Scene {
             anyhow::Ok((status, Instant::now()))
         };
         let ((status, ended), killed) = if plan.kill_cloud {
-            let kill = kill(fleet, cloud, plan, begun, tally_before.whole, teller);
+            let kill = kill_at_half(fleet, cloud, plan, begun, tally_before.whole, teller);
             let (ended, (kill, usage)) = tokio::try_join!(ends, kill)?;
             let ended_seconds = ended.1.duration_since(kill.0).as_secs_f64();
             (ended, Some((Kill { ended_seconds, ..kill.1 }, usage)))
         } else {
             (ends.await?, None)
         };
-        fleet.until("all is acknowledged", ACKNOWLEDGEMENT_LIMIT, |tally| tally.open == 0).await?;
+        fleet.until_met("all is acknowledged", ACKNOWLEDGEMENT_LIMIT, |tally| tally.open == 0).await?;
         let acknowledged = Instant::now();
 
-        let mut writes = Requests::now(&client).await?.since(&requests_before);
+        let mut writes = WriteCounts::read_current(&client).await?.added_since(&requests_before);
         if let Some(creations) = writes.get_mut(CREATION) {
             *creations -= 1;
         }
@@ -90,7 +90,7 @@ impl Scene {
         let since = |at: Instant| at.saturating_duration_since(begun).as_secs_f64();
         let times = fleet.task_times();
         let servers = cluster.servers();
-        let of = |pid: Option<u32>| pid.and_then(|pid| Usage::of(pid).ok()).unwrap_or_default().rss;
+        let of = |pid: Option<u32>| pid.and_then(|pid| Usage::of_process(pid).ok()).unwrap_or_default().rss;
         Ok(JobFigures {
             nodes,
             phase: status.phase,
@@ -107,10 +107,10 @@ impl Scene {
             apiserver_rss: of(servers.as_ref().map(|servers| servers.apiserver)),
             etcd_rss: of(servers.as_ref().map(|servers| servers.etcd)),
             etcd_database: match &servers {
-                Some(servers) => database(servers.etcd_addr).await?,
+                Some(servers) => database_bytes(servers.etcd_addr).await?,
                 None => 0,
             },
-            fleet_rss: Usage::ours()?.rss,
+            fleet_rss: Usage::of_this_process()?.rss,
             pulls: tally.pulls - tally_before.pulls,
             pulled_twice: tally.pulled_twice - tally_before.pulled_twice,
             most_at_once: tally.most_at_once,
@@ -125,18 +125,18 @@ impl Scene {
 
 /// Kills cloudcore with SIGKILL when half of the images are pulled, and restarts it immediately. Returns the time of
 /// the kill, its figures, and the usage of the killed process.
-async fn kill(
+async fn kill_at_half(
     fleet: &Fleet,
     cloud: &mut Cloud,
-    plan: &Plan,
+    plan: &MeasuredJob,
     begun: Instant,
     whole_before: u64,
     teller: &Teller,
 ) -> Result<((Instant, Kill), Usage)> {
     let nodes = fleet.names().len();
     let half = nodes as u64 * u64::from(plan.images) / 2;
-    let pulled = |tally: &Tally| tally.whole - whole_before;
-    fleet.until("half of the images are pulled", plan.limit, |tally| pulled(tally) >= half).await?;
+    let pulled = |tally: &FleetTally| tally.whole - whole_before;
+    fleet.until_met("half of the images are pulled", plan.limit, |tally| pulled(tally) >= half).await?;
     let (used, tally) = (usage(cloud)?, fleet.tally());
     cloud.kill9()?;
     let killed = Instant::now();
@@ -177,7 +177,7 @@ fn turned_away(metrics: &Metrics) -> u64 {
 }
 
 /// Reads the size of etcd's database in bytes.
-pub(super) async fn database(etcd: std::net::SocketAddr) -> Result<u64> {
+pub(super) async fn database_bytes(etcd: std::net::SocketAddr) -> Result<u64> {
     let (_, body) = plain_http::get(etcd, "/metrics").await.context("cannot ask etcd")?;
     Ok(count(Metrics(body).sum("etcd_mvcc_db_total_size_in_bytes", &[])))
 }

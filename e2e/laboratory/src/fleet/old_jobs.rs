@@ -19,15 +19,15 @@ use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL, ReportBody};
 use prepull_api::crd::status::{JobPhase, NodePhase, NodeStatus};
 use prepull_e2e::cleanup::eventually;
 use prepull_e2e::plain_http;
-use prepull_e2e::sim::PullTime;
+use prepull_e2e::sim::PullDurations;
 use prepull_e2e::teller::Teller;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Options;
+use super::FleetOptions;
 use super::figures::Connect;
-use super::measure::database;
-use super::scene::{Scene, usage};
+use super::measure::database_bytes;
+use super::scene::{FleetScene, usage};
 
 /// Running jobs when the leader is killed. Each has its share of the nodes.
 const RUNNING: usize = 20;
@@ -51,7 +51,7 @@ const MEMORY: u64 = 400 * 1024 * 1024;
 #[serde(rename_all = "camelCase")]
 pub struct OldJobFigures {
     /// Options of the run.
-    pub options: Options,
+    pub options: FleetOptions,
     /// Cores and memory of this machine.
     pub machine: String,
     /// How the fleet connected before.
@@ -78,9 +78,9 @@ pub struct OldJobFigures {
 
 impl OldJobFigures {
     /// Starts a fleet with these options, measures a leader that starts, and stops it.
-    pub async fn measure(options: &Options, old: usize, teller: &Teller) -> Result<Self> {
-        let options = Options { pull: PullTime::Fixed(PULL), ..options.clone() };
-        let (mut scene, connect) = Scene::start(&options, teller).await?;
+    pub async fn measure(options: &FleetOptions, old: usize, teller: &Teller) -> Result<Self> {
+        let options = FleetOptions { pull: PullDurations::Fixed(PULL), ..options.clone() };
+        let (mut scene, connect) = FleetScene::start(&options, teller).await?;
         teller.step(&format!("{RUNNING} jobs begin"));
         scene.begin_jobs().await?;
         scene.cloud.kill9()?;
@@ -98,7 +98,7 @@ impl OldJobFigures {
         });
         written.await?;
         drop(counter);
-        let (list_seconds, bytes) = list(&client).await?;
+        let (list_seconds, bytes) = list_all_jobs(&client).await?;
         teller.step(&format!("listed by a client in {list_seconds:.1} s: {} MiB", bytes >> 20));
 
         scene.fleet.start_roll_call();
@@ -114,11 +114,11 @@ impl OldJobFigures {
         let reports = Api::<ImagePrePullReport>::all(client.clone());
         let reports = reports.list_metadata(&ListParams::default()).await?.items.len();
         Ok(Self {
-            machine: prepull_e2e::usage::machine(),
+            machine: prepull_e2e::usage::describe_machine(),
             connect,
             job_bytes: bytes / (old + RUNNING) as u64,
             reports,
-            etcd_database: database(etcd).await?,
+            etcd_database: database_bytes(etcd).await?,
             list_seconds,
             ready_seconds,
             ready_cpu_seconds: ready.cpu.as_secs_f64(),
@@ -140,7 +140,7 @@ impl OldJobFigures {
     }
 }
 
-impl Scene {
+impl FleetScene {
     /// Begins the jobs that run, each on its share of the nodes.
     async fn begin_jobs(&self) -> Result<()> {
         for (number, nodes) in self.shares() {
@@ -177,7 +177,7 @@ async fn write_old_job(etcd: SocketAddr, number: usize, nodes: usize) -> Result<
     let (name, uid) = (format!("old-{number}"), format!("{number:08}-0000-4000-8000-000000000000"));
     let image = format!("registry.example/old/image-{number}:v1");
     let spec = json!({ "imagePrePullTemplate": { "images": [image], "nodeNames": ["old-node-0"] } });
-    let records: Vec<_> = (0..nodes).map(|node| record(node, &image)).collect();
+    let records: Vec<_> = (0..nodes).map(|node| node_record(node, &image)).collect();
     let ended = jiff::Timestamp::now() - Duration::from_secs(7 * 24 * 3600);
     let ended = ended.round(jiff::Unit::Second)?;
     let status = json!({
@@ -190,22 +190,22 @@ async fn write_old_job(etcd: SocketAddr, number: usize, nodes: usize) -> Result<
         "metadata": { "name": name, "uid": uid, "generation": 1, "creationTimestamp": ended },
         "spec": spec, "status": with_text(status, "startedSpec"),
     });
-    put(etcd, "imageprepulljobs", &name, &job).await?;
+    put_object(etcd, "imageprepulljobs", &name, &job).await?;
     if number >= LARGE {
         return Ok(());
     }
     for index in 0..REPORTS.0 {
-        let report = serde_json::to_value(report(&name, &uid, index, &image))?;
-        put(etcd, "imageprepullreports", &format!("{name}-{}-{index}", &uid[..8]), &report).await?;
+        let report = serde_json::to_value(job_report(&name, &uid, index, &image))?;
+        put_object(etcd, "imageprepullreports", &format!("{name}-{}-{index}", &uid[..8]), &report).await?;
     }
     Ok(())
 }
 
 /// Stores an object directly in etcd: through the API server ten thousand large ones would take half an hour.
-async fn put(etcd: SocketAddr, resource: &str, name: &str, object: &Value) -> Result<()> {
+async fn put_object(etcd: SocketAddr, resource: &str, name: &str, object: &Value) -> Result<()> {
     let key = STANDARD.encode(format!("/registry/{GROUP}/{resource}/{name}"));
     let request = json!({ "key": key, "value": STANDARD.encode(object.to_string()) });
-    let (status, body) = plain_http::post(etcd, "/v3/kv/put", &request.to_string()).await?;
+    let (status, body) = plain_http::post_json(etcd, "/v3/kv/put", &request.to_string()).await?;
     ensure!(status == 200, "etcd takes no {resource} {name}: {status} {body}");
     Ok(())
 }
@@ -216,7 +216,7 @@ fn with_text(mut status: Value, field: &str) -> Value {
     status
 }
 
-fn record(node: usize, image: &str) -> Value {
+fn node_record(node: usize, image: &str) -> Value {
     json!({
         "nodeName": format!("old-node-{node}"), "phase": NodePhase::Successful, "attempt": 1,
         "startTime": "2026-01-01T00:00:00Z",
@@ -231,10 +231,10 @@ fn record(node: usize, image: &str) -> Value {
     })
 }
 
-fn report(name: &str, uid: &str, index: u32, image: &str) -> ImagePrePullReport {
+fn job_report(name: &str, uid: &str, index: u32, image: &str) -> ImagePrePullReport {
     let first = index as usize * REPORTS.1;
     let records =
-        (first..first + REPORTS.1).map(|node| serde_json::from_value::<NodeStatus>(record(node, image)));
+        (first..first + REPORTS.1).map(|node| serde_json::from_value::<NodeStatus>(node_record(node, image)));
     let owner = OwnerReference {
         api_version: ImagePrePullJob::api_version(&()).into_owned(),
         kind: ImagePrePullJob::kind(&()).into_owned(),
@@ -262,7 +262,7 @@ fn report(name: &str, uid: &str, index: u32, image: &str) -> ImagePrePullReport 
 }
 
 /// Lists all jobs, and drops the answer. Returns the seconds and the bytes.
-async fn list(client: &Client) -> Result<(f64, u64)> {
+async fn list_all_jobs(client: &Client) -> Result<(f64, u64)> {
     let (begun, mut bytes, mut next) = (Instant::now(), 0, String::new());
     loop {
         let url = Api::<ImagePrePullJob>::all(client.clone()).resource_url().to_owned();

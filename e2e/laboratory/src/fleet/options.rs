@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use prepull_e2e::sim::{Behaviour, PullTime};
+use prepull_e2e::sim::{Behaviour, PullDurations};
 use serde::Serialize;
 
-use super::measure::Plan;
+use super::measure::MeasuredJob;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +39,7 @@ target/release/fleet; it needs the environment that e2e/setup/with-parts.sh make
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, after_help = EXAMPLES)]
 #[serde(rename_all = "camelCase")]
-pub struct Options {
+pub struct FleetOptions {
     /// Simulated edge nodes
     #[arg(long, short, default_value_t = 1000)]
     pub nodes: usize,
@@ -50,7 +50,7 @@ pub struct Options {
     /// below). A node pulls its images one after another
     #[arg(long, default_value = "0", value_name = "TIME")]
     #[serde(serialize_with = "as_text")]
-    pub pull: PullTime,
+    pub pull: PullDurations,
     /// Bytes of each image, for the progress that edges report. With 0 they report none
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub image_size: u64,
@@ -116,9 +116,9 @@ pub struct Options {
     pub json: Option<PathBuf>,
 }
 
-impl Options {
+impl FleetOptions {
     /// Options with this number of nodes, and defaults for everything else.
-    pub fn of(nodes: usize) -> Self {
+    pub fn with_nodes(nodes: usize) -> Self {
         Self { nodes, ..Self::parse_from(["fleet"]) }
     }
 
@@ -137,8 +137,8 @@ impl Options {
     }
 
     /// The job to measure.
-    pub fn plan(&self, name: &str) -> Plan {
-        Plan {
+    pub fn job_to_measure(&self, name: &str) -> MeasuredJob {
+        MeasuredJob {
             name: name.to_owned(),
             images: self.images,
             concurrency: self.concurrency.unwrap_or_else(|| i64::try_from(self.nodes).unwrap_or(i64::MAX)),
@@ -162,7 +162,7 @@ fn as_time<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> Resu
     time.map(|time| humantime::format_duration(time).to_string()).serialize(serializer)
 }
 
-fn as_text<S: serde::Serializer>(pull: &PullTime, serializer: S) -> Result<S::Ok, S::Error> {
+fn as_text<S: serde::Serializer>(pull: &PullDurations, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(pull)
 }
 
@@ -175,15 +175,15 @@ mod tests {
 
     #[test]
     fn the_examples_of_the_help_are_accepted() {
-        Options::command().debug_assert();
-        let defaults = Options::of(7).plan("x");
+        FleetOptions::command().debug_assert();
+        let defaults = FleetOptions::with_nodes(7).job_to_measure("x");
         assert_eq!((defaults.images, defaults.concurrency, defaults.tolerate.as_str()), (1, 7, "1"));
         for example in EXAMPLES.lines().filter_map(|line| line.split_once("ARGS='")) {
             let arguments = example.1.trim_end_matches('\'').split(' ');
-            Options::try_parse_from(std::iter::once("fleet").chain(arguments)).unwrap();
+            FleetOptions::try_parse_from(std::iter::once("fleet").chain(arguments)).unwrap();
         }
         for bad in ["--fail-rate=2", "--images=0", "--pull=soon", "--disconnect-every=1"] {
-            assert!(Options::try_parse_from(["fleet", bad]).is_err(), "{bad}");
+            assert!(FleetOptions::try_parse_from(["fleet", bad]).is_err(), "{bad}");
         }
     }
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::scene::Scene;
+use super::scene::FleetScene;
 
 /// Limit for one answer of the page.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,9 +68,9 @@ pub(super) struct Scraping {
     before: f64,
 }
 
-impl Scene {
+impl FleetScene {
     /// Starts a Prometheus that scrapes the cloud.
-    pub(super) async fn scrape(&self) -> Result<Scraping> {
+    pub(super) async fn start_scraping(&self) -> Result<Scraping> {
         let prometheus = Prometheus::start(&self.cluster, &[self.cloud.metrics_addr()]).await?;
         let before =
             eventually("it has scraped", SOON, async || prometheus.value("scrape_samples_scraped > 0").await)
@@ -79,7 +79,7 @@ impl Scene {
     }
 
     /// Measures what people would run once the job of this name has ended.
-    pub(super) async fn people(
+    pub(super) async fn measure_people(
         &self,
         job: &str,
         scraping: Scraping,
@@ -105,12 +105,12 @@ impl Scene {
             ensure!(said.status == 0 || may_find, "{what}: {}", said.err);
             commands.push(Cost { what, seconds: took.as_secs_f64(), bytes: said.out.len(), peak });
         }
-        let page = self.page(&person, job).await?;
-        let scrapes = self.scrapes(scraping).await?;
+        let page = self.measure_page(&person, job).await?;
+        let scrapes = self.measure_scrapes(scraping).await?;
         Ok(PeopleFigures { commands, page, scrapes })
     }
 
-    async fn page(&self, person: &Person, job: &str) -> Result<Vec<Cost>> {
+    async fn measure_page(&self, person: &Person, job: &str) -> Result<Vec<Cost>> {
         let began = Instant::now();
         let page = person.serves_page().await?;
         let nodes = self.fleet.names().len();
@@ -130,7 +130,7 @@ impl Scene {
         Ok(costs)
     }
 
-    async fn scrapes(&self, Scraping { prometheus, before }: Scraping) -> Result<Scrapes> {
+    async fn measure_scrapes(&self, Scraping { prometheus, before }: Scraping) -> Result<Scrapes> {
         let rules = prometheus.rules_are_sound().await?;
         let queries = dashboard()?;
         for query in &queries {
@@ -143,7 +143,7 @@ impl Scene {
             slowest_seconds: prometheus.value("max_over_time(scrape_duration_seconds[1h])").await?,
             rules,
             queries: queries.len(),
-            rss: Usage::of(prometheus.pid())?.rss,
+            rss: Usage::of_process(prometheus.pid())?.rss,
         })
     }
 }

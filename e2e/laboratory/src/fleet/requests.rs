@@ -20,11 +20,11 @@ const NAMED: [&str; 7] = [
 
 /// Writes so far, by `resource[/subresource] VERB`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Requests(BTreeMap<String, u64>);
+pub(super) struct WriteCounts(BTreeMap<String, u64>);
 
-impl Requests {
+impl WriteCounts {
     /// Reads the current counts.
-    pub(super) async fn now(client: &Client) -> Result<Self> {
+    pub(super) async fn read_current(client: &Client) -> Result<Self> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = client.request_text(request).await.context("cannot read the API server's /metrics")?;
         Ok(Self::parse(&text))
@@ -57,7 +57,7 @@ impl Requests {
     }
 
     /// The writes that were added since `before`.
-    pub(super) fn since(&self, before: &Self) -> BTreeMap<String, u64> {
+    pub(super) fn added_since(&self, before: &Self) -> BTreeMap<String, u64> {
         let more = |(key, count): (&String, &u64)| {
             let more = count.saturating_sub(before.0.get(key).copied().unwrap_or(0));
             (more > 0).then(|| (key.clone(), more))
@@ -86,7 +86,7 @@ mod tests {
             line("nodes", "", "POST", 201, "1e+04"),
             line("nodes", "", "WATCH", 200, "9"),
         ];
-        let more = Requests::parse(&after.concat()).since(&Requests::parse(&before));
+        let more = WriteCounts::parse(&after.concat()).added_since(&WriteCounts::parse(&before));
         let expected =
             [("imageprepulljobs POST", 1), ("imageprepulljobs/status PATCH", 3), ("others POST", 10_000)];
         assert_eq!(more, expected.map(|(key, count)| (key.to_owned(), count)).into());

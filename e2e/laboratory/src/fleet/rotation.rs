@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use edgecore_prepull::cloud::identity::Identity;
-use edgecore_prepull::cloud::tunnel::{Link, TunnelEvent, dial};
+use edgecore_prepull::cloud::tunnel::{TunnelEvent, TunnelSender, dial};
 use futures::{TryStreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
@@ -18,7 +18,7 @@ use prepull_api::wire::{Hello, TUNNEL_PATH};
 use prepull_e2e::cleanup::eventually;
 use prepull_e2e::cloud::Cloud;
 use prepull_e2e::cluster::{Cluster, NAMESPACE};
-use prepull_e2e::sim::certificates::Authority;
+use prepull_e2e::sim::certificates::CloudAuthority;
 use prepull_e2e::teller::Teller;
 use prepull_e2e::usage::Usage;
 use serde::Serialize;
@@ -26,7 +26,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::Options;
+use super::FleetOptions;
 
 /// Limit for one step.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -58,7 +58,7 @@ pub struct RotationFigures {
 }
 
 /// Edges that run.
-struct Edges {
+struct RenewingEdges {
     connected: Arc<AtomicUsize>,
     shutdown: CancellationToken,
     _stop: DropGuard,
@@ -66,8 +66,8 @@ struct Edges {
     enroll: String,
 }
 
-impl Edges {
-    fn of(cloud: &Cloud) -> Self {
+impl RenewingEdges {
+    fn for_cloud(cloud: &Cloud) -> Self {
         let shutdown = CancellationToken::new();
         Self {
             connected: Arc::default(),
@@ -79,10 +79,10 @@ impl Edges {
     }
 
     /// Starts an edge from a state directory of `join`.
-    fn start(&self, state: &Path) -> Result<()> {
+    fn start_edge(&self, state: &Path) -> Result<()> {
         let identity = Identity::load(state)?;
         tokio::spawn(identity.clone().keep_renewed(self.enroll.clone(), self.shutdown.clone()));
-        let (link, outgoing) = Link::new(1);
+        let (link, outgoing) = TunnelSender::new(1);
         let (events, mut arriving) = mpsc::channel(4);
         tokio::spawn(dial::run(identity, self.tunnel.clone(), events, outgoing, self.shutdown.clone()));
         let connected = Arc::clone(&self.connected);
@@ -120,13 +120,13 @@ impl Edges {
 
 impl RotationFigures {
     /// Starts a fleet, rotates the CA under it, and stops it.
-    pub async fn measure(options: &Options, teller: &Teller) -> Result<Self> {
+    pub async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
         let nodes = options.nodes;
         let away = nodes / 10;
         teller.step("etcd, kube-apiserver and cloudcore-prepull");
         let cluster = Cluster::own().await?;
         let cloud = Cloud::start(&cluster).await?;
-        let authority = Authority::of(&cluster).await?;
+        let authority = CloudAuthority::from_cluster(&cluster).await?;
         let dir = cluster.place().new_dir("rotated")?;
         let states: Vec<_> = (0..nodes).map(|number| dir.join(format!("sim-{number}"))).collect();
         for (number, state) in states.iter().enumerate() {
@@ -138,14 +138,14 @@ impl RotationFigures {
             Ok(async move { cluster.node(&format!("sim-{number}")).edge().ready().create().await })
         });
         stream::iter(create).try_for_each_concurrent(AT_A_TIME, |node| node).await?;
-        let edges = Edges::of(&cloud);
+        let edges = RenewingEdges::for_cloud(&cloud);
         let (asleep, present) = states.split_at(away);
         for state in present {
-            edges.start(state)?;
+            edges.start_edge(state)?;
         }
         edges.are_connected(nodes - away).await?;
         teller.step(&format!("{} edges are connected, {away} are away", nodes - away));
-        let usage = || Usage::of(cloud.process()?.pid());
+        let usage = || Usage::of_process(cloud.process()?.pid());
         let before = usage()?;
 
         let mut begun = Instant::now();
@@ -170,20 +170,20 @@ impl RotationFigures {
         })
         .await?;
         let informed = lap("every connected edge knows the new CA");
-        progress(&cluster, |progress| progress["step"] == "signing").await?;
+        wait_for_progress(&cluster, |progress| progress["step"] == "signing").await?;
         let signing = lap("the new CA signs");
         let renewed_are = |count: usize| {
             move |progress: &Value| {
                 progress["edges"]["renewed"] == count && progress["edges"]["connected"] == count
             }
         };
-        progress(&cluster, renewed_are(nodes - away)).await?;
+        wait_for_progress(&cluster, renewed_are(nodes - away)).await?;
         let renewed = lap("every connected edge has a certificate of the new CA");
         ensure!(trusting(1, asleep) == away, "those that are away cannot have learnt of anything");
         for state in asleep {
-            edges.start(state)?;
+            edges.start_edge(state)?;
         }
-        progress(&cluster, renewed_are(nodes)).await?;
+        wait_for_progress(&cluster, renewed_are(nodes)).await?;
         let back = lap("those that were away are back, with certificates of the new CA");
         cloud.command(&["ca", "retire", "--now"]).await?;
         eventually("no edge trusts the old CA", LIMIT, async || {
@@ -218,7 +218,7 @@ impl RotationFigures {
 }
 
 /// Waits until cloudcore publishes this progress.
-async fn progress(cluster: &Cluster, is_met: impl Fn(&Value) -> bool) -> Result<()> {
+async fn wait_for_progress(cluster: &Cluster, is_met: impl Fn(&Value) -> bool) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), NAMESPACE);
     eventually("the rotation goes on", LIMIT, async || {
         let data = maps.get("prepull-ca").await?.data.unwrap_or_default();

@@ -8,16 +8,16 @@ use prepull_e2e::cloud::Cloud;
 use prepull_e2e::cluster::Cluster;
 use prepull_e2e::network::Network;
 use prepull_e2e::services;
-use prepull_e2e::sim::{Fleet, Step};
+use prepull_e2e::sim::{Fleet, FleetStartStep};
 use prepull_e2e::teller::Teller;
 use prepull_e2e::usage::Usage;
 
-use super::Options;
+use super::FleetOptions;
 use super::figures::{Connect, Idle};
-use super::listing::Listing;
+use super::listing::EdgeListing;
 
 /// Everything that runs. Fields are dropped in order, so that each part comes before those that it uses.
-pub struct Scene {
+pub struct FleetScene {
     pub(super) fleet: Fleet,
     pub(super) cloud: Cloud,
     pub(super) cluster: Cluster,
@@ -25,9 +25,9 @@ pub struct Scene {
     _network: Option<Network>,
 }
 
-impl Scene {
+impl FleetScene {
     /// Starts cluster, cloud and fleet.
-    pub async fn start(options: &Options, teller: &Teller) -> Result<(Self, Connect)> {
+    pub async fn start(options: &FleetOptions, teller: &Teller) -> Result<(Self, Connect)> {
         let nodes = options.nodes;
         teller.step("etcd, kube-apiserver and cloudcore-prepull");
         let cluster = Cluster::own().await?;
@@ -49,9 +49,9 @@ impl Scene {
             let steps = Arc::clone(&steps);
             move |step, done| {
                 let name = match step {
-                    Step::Nodes => "Node objects",
-                    Step::Certificates => "certificates",
-                    Step::Sessions => "sessions",
+                    FleetStartStep::Nodes => "Node objects",
+                    FleetStartStep::Certificates => "certificates",
+                    FleetStartStep::Sessions => "sessions",
                 };
                 steps.show(name, done);
             }
@@ -89,7 +89,7 @@ impl Scene {
     }
 
     /// Measures the cost of the sessions while they only exchange heartbeats.
-    pub async fn idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
+    pub async fn measure_idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
         teller.step(&format!("idle for {time:?}"));
         let (before, begun, sessions) = (usage(&self.cloud)?, Instant::now(), self.fleet.tally().sessions);
         tokio::time::sleep(time).await;
@@ -99,14 +99,14 @@ impl Scene {
         // Far below 2^32 sessions.
         let thousands = f64::from(u32::try_from(self.fleet.connected()).unwrap_or(u32::MAX)) / 1000.0;
         let cpu_millis_per_thousand = cpu_seconds * 1000.0 / seconds / thousands;
-        let listing = Listing::measure(&self.cloud).await?;
+        let listing = EdgeListing::measure(&self.cloud).await?;
         Ok(Idle { seconds, cpu_seconds, cpu_millis_per_thousand, rss: after.rss, sessions_begun, listing })
     }
 }
 
 /// Reads the usage of cloudcore.
 pub(super) fn usage(cloud: &Cloud) -> Result<Usage> {
-    Usage::of(cloud.process()?.pid())
+    Usage::of_process(cloud.process()?.pid())
 }
 
 /// Waits until cloudcore is idle.

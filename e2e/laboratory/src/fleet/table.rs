@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use super::figures::{Connect, Figures, Idle, JobFigures, Kill};
+use super::figures::{Connect, FleetFigures, Idle, JobFigures, Kill};
 use super::kruise::KruiseFigures;
-use super::listing::Listing;
+use super::listing::EdgeListing;
 use super::old_jobs::OldJobFigures;
 use super::people::{Cost, PeopleFigures, Scrapes};
 
@@ -14,8 +14,8 @@ use super::people::{Cost, PeopleFigures, Scrapes};
 const NAME: usize = 44;
 
 /// Prints the figures to standard output.
-pub fn print(figures: &Figures) {
-    let Figures { options, cluster, machine, connect, idle, job, people } = figures;
+pub fn print(figures: &FleetFigures) {
+    let FleetFigures { options, cluster, machine, connect, idle, job, people } = figures;
     println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
     println!("{cluster} and all parts on this machine: {machine}\n");
     print_connect(connect);
@@ -37,23 +37,26 @@ pub(super) fn print_kruise(figures: &KruiseFigures) {
     println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
     println!("{} and all parts on this machine: {}\n", figures.cluster, figures.machine);
     print_connect(&figures.connect);
-    heading("Before the job");
+    print_heading("Before the job");
     let made = job.writes_before.iter().filter(|(what, _)| what.starts_with("nodeimages"));
     print_writes(made);
-    heading("The job, from its creation to its end");
-    line("it has ended", format!("{:.2} s", job.ended_seconds));
+    print_heading("The job, from its creation to its end");
+    print_line("it has ended", format!("{:.2} s", job.ended_seconds));
     let (desired, succeeded) = job.desired_and_succeeded;
-    line("desired, succeeded", format!("{desired}, {succeeded}"));
-    line("pulls; of images that were whole", format!("{}; {}", job.pulls, job.pulled_twice));
+    print_line("desired, succeeded", format!("{desired}, {succeeded}"));
+    print_line("pulls; of images that were whole", format!("{}; {}", job.pulls, job.pulled_twice));
     print_writes(&job.writes_to_end);
-    heading("Its time to live is over, until each NodeImage is empty");
-    line("after", format!("{:.2} s", job.removed_seconds));
+    print_heading("Its time to live is over, until each NodeImage is empty");
+    print_line("after", format!("{:.2} s", job.removed_seconds));
     print_writes(&job.writes_to_removal);
-    heading("Together");
+    print_heading("Together");
     let (per, events) = (job.per_node_and_image, job.events_per_node_and_image);
-    line("writes for each node and image", format!("{per:.2} (Kruise: about 5), and {events:.2} events"));
-    line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
-    line("cloudcore, memory at most", mib(job.cloud_peak));
+    print_line(
+        "writes for each node and image",
+        format!("{per:.2} (Kruise: about 5), and {events:.2} events"),
+    );
+    print_line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
+    print_line("cloudcore, memory at most", mib(job.cloud_peak));
 }
 
 /// Prints the figures of `--old-jobs` to standard output.
@@ -62,43 +65,49 @@ pub fn print_old_jobs(figures: &OldJobFigures) {
     println!("\n{} nodes, {} old jobs", options.nodes, options.old_jobs.unwrap_or(0));
     println!("all parts on this machine: {machine}\n");
     print_connect(connect);
-    heading("A leader starts");
-    line("an old job; reports; etcd", format!("{}; {reports}; {}", kib(*job_bytes), mib(*etcd_database)));
-    line("a client lists all jobs in", format!("{:.1} s", figures.list_seconds));
-    line("it serves edges after", format!("{:.1} s", figures.ready_seconds));
-    line("so after reading", format!("{:.1} s", figures.after_reading()));
-    line("cloudcore, CPU until then", format!("{:.1} s", figures.ready_cpu_seconds));
-    line("cloudcore, memory then", mib(figures.ready_rss));
-    line("all edges are back after", format!("{:.1} s", figures.back_seconds));
-    line("cloudcore, memory at most", mib(figures.cloud_peak));
+    print_heading("A leader starts");
+    print_line(
+        "an old job; reports; etcd",
+        format!("{}; {reports}; {}", kib(*job_bytes), mib(*etcd_database)),
+    );
+    print_line("a client lists all jobs in", format!("{:.1} s", figures.list_seconds));
+    print_line("it serves edges after", format!("{:.1} s", figures.ready_seconds));
+    print_line("so after reading", format!("{:.1} s", figures.after_reading()));
+    print_line("cloudcore, CPU until then", format!("{:.1} s", figures.ready_cpu_seconds));
+    print_line("cloudcore, memory then", mib(figures.ready_rss));
+    print_line("all edges are back after", format!("{:.1} s", figures.back_seconds));
+    print_line("cloudcore, memory at most", mib(figures.cloud_peak));
 }
 
 fn print_writes<'a>(writes: impl IntoIterator<Item = (&'a String, &'a u64)>) {
     let writes: BTreeMap<_, _> = writes.into_iter().collect();
-    line("writes to the API server", writes.values().copied().sum::<u64>().to_string());
+    print_line("writes to the API server", writes.values().copied().sum::<u64>().to_string());
     for (what, count) in writes {
-        line(&format!("  {what}"), count.to_string());
+        print_line(&format!("  {what}"), count.to_string());
     }
 }
 
 fn print_connect(connect: &Connect) {
     let Connect { nodes, seconds, cpu_seconds, rss_before, rss_after, per_session } = *connect;
-    heading("The fleet connects, all at once");
-    line("all sessions up", format!("{seconds:.1} s"));
-    line("cloudcore, CPU for it", format!("{cpu_seconds:.1} s, {} a session", millis(cpu_seconds, nodes)));
-    line("cloudcore, memory before and after", format!("{} and {}", mib(rss_before), mib(rss_after)));
-    line("cloudcore, memory of a session", kib(per_session));
+    print_heading("The fleet connects, all at once");
+    print_line("all sessions up", format!("{seconds:.1} s"));
+    print_line(
+        "cloudcore, CPU for it",
+        format!("{cpu_seconds:.1} s, {} a session", millis(cpu_seconds, nodes)),
+    );
+    print_line("cloudcore, memory before and after", format!("{} and {}", mib(rss_before), mib(rss_after)));
+    print_line("cloudcore, memory of a session", kib(per_session));
 }
 
 fn print_idle(idle: &Idle) {
     let Idle { seconds, cpu_seconds: _, cpu_millis_per_thousand, rss, sessions_begun, listing } = *idle;
-    heading(&format!("Idle for {seconds:.0} s"));
-    line("cloudcore, CPU of 1,000 sessions", format!("{cpu_millis_per_thousand:.1} ms a second"));
-    line("cloudcore, memory", mib(rss));
-    line("sessions begun", sessions_begun.to_string());
-    let Listing { edges, connected, pages, bytes, seconds, slowest_page_seconds } = listing;
-    line("list of the edges", format!("{edges}, {connected} of them connected; {} KiB", bytes / 1024));
-    line(
+    print_heading(&format!("Idle for {seconds:.0} s"));
+    print_line("cloudcore, CPU of 1,000 sessions", format!("{cpu_millis_per_thousand:.1} ms a second"));
+    print_line("cloudcore, memory", mib(rss));
+    print_line("sessions begun", sessions_begun.to_string());
+    let EdgeListing { edges, connected, pages, bytes, seconds, slowest_page_seconds } = listing;
+    print_line("list of the edges", format!("{edges}, {connected} of them connected; {} KiB", bytes / 1024));
+    print_line(
         "time for it",
         format!("{pages} pages in {seconds:.2} s, the slowest in {:.1} ms", slowest_page_seconds * 1000.0),
     );
@@ -106,64 +115,67 @@ fn print_idle(idle: &Idle) {
 
 fn print_job(job: &JobFigures) {
     let summary = &job.summary;
-    heading("The job, from its creation");
+    print_heading("The job, from its creation");
     let time = |seconds: Option<f64>| seconds.map_or("none".to_owned(), |seconds| format!("{seconds:.2} s"));
-    line("first task on an edge", time(job.first_task_seconds));
-    line("last task on an edge", time(job.last_task_seconds));
-    line(&format!("{:?}", job.phase), time(Some(job.ended_seconds)));
-    line("every result acknowledged", time(Some(job.acknowledged_seconds)));
+    print_line("first task on an edge", time(job.first_task_seconds));
+    print_line("last task on an edge", time(job.last_task_seconds));
+    print_line(&format!("{:?}", job.phase), time(Some(job.ended_seconds)));
+    print_line("every result acknowledged", time(Some(job.acknowledged_seconds)));
     let (successful, failure, unknown) = (summary.successful, summary.failure, summary.unknown);
-    line(
+    print_line(
         "nodes successful, failed, unknown",
         format!("{successful}, {failure}, {unknown} of {}", summary.desired),
     );
-    line("pulls; of images that were whole", format!("{}; {}", job.pulls, job.pulled_twice));
-    line("nodes at work at the same time, at most", job.most_at_once.to_string());
-    line("messages down, up", format!("{}, {}", job.messages_down, job.messages_up));
+    print_line("pulls; of images that were whole", format!("{}; {}", job.pulls, job.pulled_twice));
+    print_line("nodes at work at the same time, at most", job.most_at_once.to_string());
+    print_line("messages down, up", format!("{}, {}", job.messages_down, job.messages_up));
     if job.sessions > 0 {
-        line("sessions that came up in between", job.sessions.to_string());
+        print_line("sessions that came up in between", job.sessions.to_string());
     }
-    line("writes to the API server", job.writes_sum.to_string());
+    print_line("writes to the API server", job.writes_sum.to_string());
     for (what, count) in &job.writes {
-        line(&format!("  {what}"), count.to_string());
+        print_line(&format!("  {what}"), count.to_string());
     }
-    line("the job object", kib(job.job_bytes));
+    print_line("the job object", kib(job.job_bytes));
     let reports = job.reports;
-    line(
+    print_line(
         "its reports",
         format!("{}, the largest {}, all {}", reports.count, kib(reports.largest), kib(reports.sum)),
     );
-    line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
-    line("cloudcore, memory at most", mib(job.cloud_peak));
+    print_line("cloudcore, CPU", format!("{:.1} s", job.cloud_cpu_seconds));
+    print_line("cloudcore, memory at most", mib(job.cloud_peak));
     if job.apiserver_rss > 0 {
-        line("kube-apiserver, memory", mib(job.apiserver_rss));
-        line("etcd, memory; its database", format!("{}; {}", mib(job.etcd_rss), mib(job.etcd_database)));
+        print_line("kube-apiserver, memory", mib(job.apiserver_rss));
+        print_line(
+            "etcd, memory; its database",
+            format!("{}; {}", mib(job.etcd_rss), mib(job.etcd_database)),
+        );
     }
-    line("the fleet itself, memory", mib(job.fleet_rss));
+    print_line("the fleet itself, memory", mib(job.fleet_rss));
 }
 
 fn print_people(people: &PeopleFigures) {
     let PeopleFigures { commands, page, scrapes } = people;
     let cost = |Cost { what, seconds, bytes, peak }: &Cost| {
-        line(what, format!("{seconds:.2} s, {} KiB, at most {}", bytes / 1024, mib(*peak)));
+        print_line(what, format!("{seconds:.2} s, {} KiB, at most {}", bytes / 1024, mib(*peak)));
     };
-    heading("kubectl prepull: time, output, memory");
+    print_heading("kubectl prepull: time, output, memory");
     commands.iter().for_each(cost);
-    heading("Its page: time, answer, memory of its server");
+    print_heading("Its page: time, answer, memory of its server");
     page.iter().for_each(cost);
     let Scrapes { samples: [before, most, after], bytes, slowest_seconds, rules, queries, rss } = scrapes;
-    heading("A Prometheus that scrapes cloudcore once a second");
-    line("samples before the job, at most, after it", format!("{before}, {most}, {after}"));
-    line("the last scrape", format!("{} KiB", bytes / 1024));
-    line("the slowest scrape", format!("{:.1} ms", slowest_seconds * 1000.0));
-    line("alerts evaluated, queries answered", format!("{rules}, {queries}"));
-    line("its memory", mib(*rss));
+    print_heading("A Prometheus that scrapes cloudcore once a second");
+    print_line("samples before the job, at most, after it", format!("{before}, {most}, {after}"));
+    print_line("the last scrape", format!("{} KiB", bytes / 1024));
+    print_line("the slowest scrape", format!("{:.1} ms", slowest_seconds * 1000.0));
+    print_line("alerts evaluated, queries answered", format!("{rules}, {queries}"));
+    print_line("its memory", mib(*rss));
 }
 
 fn print_kill(kill: &Kill) {
-    heading("cloudcore killed and started again, from the kill");
+    print_heading("cloudcore killed and started again, from the kill");
     let at = format!("{:.1} s after the job's creation", kill.at_seconds);
-    line("the kill", format!("{at}: {} pulled, {} at work", kill.pulled, kill.running));
+    print_line("the kill", format!("{at}: {} pulled, {} at work", kill.pulled, kill.running));
     for (what, seconds) in [
         ("it listens again", kill.listens_seconds),
         ("half of the edges are back", kill.half_back_seconds),
@@ -171,17 +183,17 @@ fn print_kill(kill: &Kill) {
         ("all are back", kill.back_seconds),
         ("the job has ended", kill.ended_seconds),
     ] {
-        line(what, format!("{seconds:.1} s"));
+        print_line(what, format!("{seconds:.1} s"));
     }
-    line("connections turned away, edges sent away", kill.turned_away.to_string());
-    line("cloudcore, CPU until all were back", format!("{:.1} s", kill.cpu_seconds));
+    print_line("connections turned away, edges sent away", kill.turned_away.to_string());
+    print_line("cloudcore, CPU until all were back", format!("{:.1} s", kill.cpu_seconds));
 }
 
-fn heading(text: &str) {
+fn print_heading(text: &str) {
     println!("{text}");
 }
 
-fn line(name: &str, value: impl std::fmt::Display) {
+fn print_line(name: &str, value: impl std::fmt::Display) {
     println!("  {name:<NAME$} {value}");
 }
 

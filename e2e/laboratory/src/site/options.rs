@@ -29,7 +29,7 @@ needs the environment that e2e/setup/with-parts.sh makes.";
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, after_help = EXAMPLES)]
 #[serde(rename_all = "camelCase")]
-pub struct Options {
+pub struct SiteOptions {
     /// Boxes of the site
     #[arg(long, short, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=150))]
     pub nodes: u8,
@@ -79,9 +79,9 @@ pub struct Options {
     pub json: Option<PathBuf>,
 }
 
-impl Options {
+impl SiteOptions {
     /// The site that was ordered.
-    pub(super) fn plan(&self) -> Plan {
+    pub(super) fn site_plan(&self) -> Plan {
         let mut agent = self.agent_arg.clone();
         if self.share {
             agent.push(SERVING.to_owned());
@@ -105,7 +105,7 @@ fn layers(size: u64, count: u64) -> Vec<u64> {
 }
 
 /// A number with one of these units behind it.
-fn amount(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+fn parse_amount(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let (_, factor) = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit.trim()))?;
@@ -114,12 +114,12 @@ fn amount(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 
 fn rate(text: &str) -> Result<u64, String> {
     let units = [("bit", 1), ("kbit", 1_000), ("mbit", 1_000_000), ("gbit", 1_000_000_000)];
-    amount(text, &units).ok_or_else(|| "a rate such as 20mbit or 512kbit is expected".to_owned())
+    parse_amount(text, &units).ok_or_else(|| "a rate such as 20mbit or 512kbit is expected".to_owned())
 }
 
 fn size(text: &str) -> Result<u64, String> {
     let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
-    amount(text, &units).ok_or_else(|| "a size such as 48MiB is expected".to_owned())
+    parse_amount(text, &units).ok_or_else(|| "a size such as 48MiB is expected".to_owned())
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -144,14 +144,14 @@ mod tests {
 
     #[test]
     fn the_examples_of_the_help_are_accepted() {
-        Options::command().debug_assert();
+        SiteOptions::command().debug_assert();
         for example in EXAMPLES.lines().filter_map(|line| line.split_once("ARGS='")) {
             let arguments = example.1.trim_end_matches('\'').split(' ');
-            Options::try_parse_from(std::iter::once("site").chain(arguments)).unwrap();
+            SiteOptions::try_parse_from(std::iter::once("site").chain(arguments)).unwrap();
         }
         for bad in ["--rate=20", "--rate=0mbit", "--loss=0.5", "--loss=100%", "--image-size=48", "--layers=0"]
         {
-            assert!(Options::try_parse_from(["site", bad]).is_err(), "{bad}");
+            assert!(SiteOptions::try_parse_from(["site", bad]).is_err(), "{bad}");
         }
     }
 

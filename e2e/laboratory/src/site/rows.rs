@@ -8,41 +8,41 @@ use prepull_e2e::images::MIB;
 use prepull_e2e::registry::PullThrough;
 use prepull_e2e::teller::Teller;
 
-use super::{Figures, Options};
+use super::{SiteFigures, SiteOptions};
 
 /// How long what breaks in the middle stays broken.
 const BROKEN: Duration = Duration::from_secs(15);
 
 /// Starts a site, and measures each row.
-pub(super) async fn measure(options: &Options, teller: &Teller) -> Result<Figures> {
+pub(super) async fn measure(options: &SiteOptions, teller: &Teller) -> Result<SiteFigures> {
     teller.step(&format!("etcd, kube-apiserver, cloudcore, a registry, {} boxes", options.nodes));
-    let boxes = Boxes::start(&options.plan()).await?;
+    let boxes = Boxes::start(&options.site_plan()).await?;
     teller.step("all boxes are connected");
     let mut rows = Rows { options, teller, boxes, done: Vec::new() };
-    rows.row("alone", "one box alone", 1, false).await?;
+    rows.measure_row("alone", "one box alone", 1, false).await?;
     let apart = usize::from(options.apart.min(options.nodes));
     if apart > 0 {
-        rows.row("apart", &format!("{apart} boxes, each by itself"), apart, false).await?;
-        rows.cached(apart).await?;
+        rows.measure_row("apart", &format!("{apart} boxes, each by itself"), apart, false).await?;
+        rows.measure_cached(apart).await?;
     }
     let all = usize::from(options.nodes);
     if options.share {
-        rows.row("shared", &format!("{all} boxes, sharing"), all, true).await?;
+        rows.measure_row("shared", &format!("{all} boxes, sharing"), all, true).await?;
     }
     let update = match options.delta_size {
-        Some(changed) => Some(rows.update(changed).await?),
+        Some(changed) => Some(rows.measure_update(changed).await?),
         None => None,
     };
     // Last, because a box that has reached no other box doesn't try again for some minutes.
     let (last, first): (Vec<Fault>, Vec<Fault>) =
         options.fault.iter().copied().partition(|fault| *fault == Fault::Isolated);
     for fault in first.into_iter().chain(last) {
-        rows.fault(fault, all).await?;
+        rows.measure_fault(fault, all).await?;
     }
     let Rows { boxes, done, .. } = rows;
     let notes: Vec<_> = notes(&done, apart, usize::from(options.nodes)).into_iter().chain(update).collect();
-    let (machine, image_bytes) = (prepull_e2e::usage::machine(), boxes.image_bytes()?);
-    Ok(Figures { options: options.clone(), machine, image_bytes, rows: done, notes })
+    let (machine, image_bytes) = (prepull_e2e::usage::describe_machine(), boxes.image_bytes()?);
+    Ok(SiteFigures { options: options.clone(), machine, image_bytes, rows: done, notes })
 }
 
 /// Notes beside the table: the time that all boxes would need by themselves, and the sources of the bytes.
@@ -69,7 +69,7 @@ fn notes(rows: &[Row], apart: usize, all: usize) -> Vec<String> {
 }
 
 pub(super) struct Rows<'a> {
-    pub(super) options: &'a Options,
+    pub(super) options: &'a SiteOptions,
     pub(super) teller: &'a Teller,
     pub(super) boxes: Boxes,
     pub(super) done: Vec<Row>,
@@ -77,7 +77,7 @@ pub(super) struct Rows<'a> {
 
 impl Rows<'_> {
     /// A job over the first boxes. Afterwards the image is removed from them.
-    async fn row(&mut self, name: &str, what: &str, count: usize, share: bool) -> Result<()> {
+    async fn measure_row(&mut self, name: &str, what: &str, count: usize, share: bool) -> Result<()> {
         self.teller.step(what);
         let order = Order::new(name, self.boxes.names(count), self.options.limit);
         let run = Run::of(&self.boxes, &Order { share, ..order }).await?;
@@ -87,7 +87,7 @@ impl Rows<'_> {
     }
 
     /// A job over the first boxes, with a fault.
-    async fn fault(&mut self, fault: Fault, count: usize) -> Result<()> {
+    async fn measure_fault(&mut self, fault: Fault, count: usize) -> Result<()> {
         let struck = Strike {
             fault,
             share: self.options.share,
@@ -108,13 +108,19 @@ impl Rows<'_> {
     }
 
     /// Two jobs over the first boxes, with a pull-through cache on the first box.
-    async fn cached(&mut self, count: usize) -> Result<()> {
+    async fn measure_cached(&mut self, count: usize) -> Result<()> {
         let upstream = self.boxes.upstream();
         let cache = PullThrough::start(&self.boxes.get("edge-1")?.outlet, upstream).await?;
         self.boxes.registry.route_by_mirror(cache.addr(), upstream)?;
-        self.row("cache-empty", &format!("{count} boxes, pull-through cache, empty"), count, false).await?;
-        self.row("cache-full", &format!("{count} boxes, pull-through cache that has it"), count, false)
+        self.measure_row("cache-empty", &format!("{count} boxes, pull-through cache, empty"), count, false)
             .await?;
-        self.boxes.registry.route(upstream)
+        self.measure_row(
+            "cache-full",
+            &format!("{count} boxes, pull-through cache that has it"),
+            count,
+            false,
+        )
+        .await?;
+        self.boxes.registry.route_to(upstream)
     }
 }

@@ -4,11 +4,11 @@
 
 use prepull_e2e::boxes::{OfProcess, Row};
 
-use super::Figures;
+use super::SiteFigures;
 
 /// Prints the figures to standard output.
-pub(super) fn print(figures: &Figures) {
-    let Figures { options, machine, image_bytes, rows, notes } = figures;
+pub(super) fn print(figures: &SiteFigures) {
+    let SiteFigures { options, machine, image_bytes, rows, notes } = figures;
     println!(
         "\nAn image of {} MiB in {} layers; an uplink of {} kbit/s, {} ms, {} % lost",
         mib(*image_bytes),
@@ -28,7 +28,7 @@ pub(super) fn print(figures: &Figures) {
     );
     let alone = rows.first().map_or(1.0, |row| row.seconds);
     for row in rows {
-        println!("{}", line(row, *image_bytes, alone));
+        println!("{}", format_row(row, *image_bytes, alone));
     }
     println!("\nCPU: mean and most of a box; MiB: the largest memory of a box.");
     for note in notes {
@@ -36,7 +36,7 @@ pub(super) fn print(figures: &Figures) {
     }
 }
 
-fn line(row: &Row, image: u64, alone: f64) -> String {
+fn format_row(row: &Row, image: u64, alone: f64) -> String {
     format!(
         "{:46} {:>8} {:>8.2} {:>6} {:>7.1} {:>7.2}  {}  {}  {:>6.2} {:>6}",
         row.what,
@@ -92,7 +92,7 @@ mod tests {
             agents: vec![process(1.0, 1 << 20), process(3.0, 2 << 20)],
             containerds: vec![process(0.5, 1 << 20)],
         };
-        let words = line(&row, 2 << 20, 20.0);
+        let words = format_row(&row, 2 << 20, 20.0);
         let words: Vec<_> = words.split_whitespace().skip(2).collect();
         assert_eq!(
             words,

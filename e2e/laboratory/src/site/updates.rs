@@ -13,7 +13,7 @@ const VERSIONS: u64 = 3;
 
 impl Rows<'_> {
     /// Updates all boxes by deltas that have `changed` bytes each. Returns a note: what the uplink has carried beside the deltas.
-    pub(super) async fn update(&mut self, changed: u64) -> Result<String> {
+    pub(super) async fn measure_update(&mut self, changed: u64) -> Result<String> {
         let size = self.options.image_size.max(changed);
         let version = |number| Image::release("update", number, size, changed);
         let seed = |image: &Image, tag: u64| self.boxes.registry.seed(image, &format!("{REPOSITORY}:v{tag}"));

@@ -19,8 +19,8 @@ use serde_json::json;
 use tonic::Request;
 
 use super::diary::Diary;
-use super::people::{People, existing};
-use super::scene::{NODES, Scene, Struck};
+use super::people::{People, existing_objects};
+use super::scene::{NODES, StormParts, StormScene};
 use super::weather::{self, Weather};
 
 /// Longest time in which no job may move: a node's attempt takes up to a minute, and so does the wait before the next one.
@@ -33,23 +33,23 @@ const LIMIT: Duration = Duration::from_secs(90);
 const MOST_MEMORY: [(&str, u64); 2] = [("cloudcore-prepull", 300 << 20), ("agent", 100 << 20)];
 
 /// Waits until everything has ended, and records deviations.
-pub(super) async fn settle(
-    scene: &mut Scene,
+pub(super) async fn wait_and_check(
+    scene: &mut StormScene,
     weather: &Weather,
     people: &People,
     diary: &Diary,
 ) -> Result<()> {
-    let Scene { fleet, trouble, images, cluster } = scene;
+    let StormScene { fleet, trouble, images, cluster } = scene;
     let ended = async {
         for registry in 0..images.logins.len() {
             images.make_secret(cluster, registry, true).await?;
         }
         all_nodes_are_back(cluster, fleet.names()).await?;
         resume_jobs(cluster).await?;
-        diary.note("calm: jobs are waited for");
+        diary.note_event("calm: jobs are waited for");
         for check in [jobs_end(cluster).await, pull_jobs_end(cluster).await] {
             if let Err(error) = check {
-                diary.broken(&format!("{error:#}"));
+                diary.note_broken(&format!("{error:#}"));
             }
         }
         anyhow::Ok(())
@@ -58,30 +58,31 @@ pub(super) async fn settle(
         ended = ended => ended?,
         () = weather::keep_running(trouble, diary) => {}
     }
-    diary.note("calm: what is left is looked for");
+    diary.note_event("calm: what is left is looked for");
     jobs_are_as_they_should_be(cluster, &trouble.nodes, diary).await?;
     if let Err(error) = fleet.all_acknowledged().await {
-        diary.broken(&format!("simulated edges: {error:#}"));
+        diary.note_broken(&format!("simulated edges: {error:#}"));
     }
     let tally = fleet.tally();
     let pulled_twice = fleet.pulled_twice_for(|job| !people.have_deleted_reports_of(job));
     if (pulled_twice, tally.open, tally.running) != (0, 0, 0) {
-        diary
-            .broken(&format!("simulated edges pulled again what was whole, or are still at work: {tally:?}"));
+        diary.note_broken(&format!(
+            "simulated edges pulled again what was whole, or are still at work: {tally:?}"
+        ));
     }
     for node in &trouble.nodes {
         // One more than the images: an edit before the start may add the lease of another image.
         if let Err(error) = leaves_nothing_behind(node, images.references.len() + 1).await {
-            diary.broken(&format!("{}: {error:#}", node.name()));
+            diary.note_broken(&format!("{}: {error:#}", node.name()));
         }
     }
     let sessions = fleet.names().len() + trouble.nodes.len();
     if let Err(error) = every_edge_is_in(trouble, sessions, diary).await {
-        diary.broken(&format!("{error:#}"));
+        diary.note_broken(&format!("{error:#}"));
     }
     memory_is_bounded(trouble, diary)?;
     no_program_panicked(trouble, diary);
-    diary.note(&format!(
+    diary.note_event(&format!(
         "{} strokes, {} jobs were made; simulated edges: {} tasks, {} pulls, {} cuts, {} restarts",
         weather.strokes(),
         people.made(),
@@ -94,10 +95,10 @@ pub(super) async fn settle(
 }
 
 /// One of the clouds leads, and every edge has one session with it.
-async fn every_edge_is_in(trouble: &mut Struck, edges: usize, diary: &Diary) -> Result<()> {
+async fn every_edge_is_in(trouble: &mut StormParts, edges: usize, diary: &Diary) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
-        weather::revive(trouble, diary).await;
+        weather::start_stopped(trouble, diary).await;
         let mut up = 0.0;
         for cloud in &trouble.clouds {
             if cloud.is_ready().await.unwrap_or(false) {
@@ -127,7 +128,7 @@ async fn all_nodes_are_back(cluster: &Cluster, simulated: &[String]) -> Result<(
 
 /// Resumes suspended jobs, and undoes edits that make a job invalid.
 async fn resume_jobs(cluster: &Cluster) -> Result<()> {
-    for job in existing(&Api::<ImagePrePullJob>::all(cluster.client())).await? {
+    for job in existing_objects(&Api::<ImagePrePullJob>::all(cluster.client())).await? {
         let template = &job.spec.image_pre_pull_template;
         let mut spec = json!({"suspend": false});
         if template.concurrency <= 0 || template.timeout_seconds < 0 || template.failure_tolerate == "most" {
@@ -173,7 +174,7 @@ async fn all_end(kind: &str, running: impl AsyncFn() -> Result<Vec<String>>) -> 
 async fn jobs_end(cluster: &Cluster) -> Result<()> {
     let api = Api::<ImagePrePullJob>::all(cluster.client());
     all_end("ImagePrePullJobs", async || {
-        let running = existing(&api).await?.into_iter().filter(|job| {
+        let running = existing_objects(&api).await?.into_iter().filter(|job| {
             let status = job.status.clone().unwrap_or_default();
             // Until then, a change may still wait for its own run.
             let is_unknown = |condition: &Condition| condition.status == "Unknown";
@@ -191,11 +192,11 @@ async fn pull_jobs_end(cluster: &Cluster) -> Result<()> {
     let (jobs, lists) =
         (Api::<ImagePullJob>::all(cluster.client()), Api::<ImageListPullJob>::all(cluster.client()));
     all_end("jobs of Kruise's kinds", async || {
-        let jobs = existing(&jobs).await?.into_iter();
+        let jobs = existing_objects(&jobs).await?.into_iter();
         let jobs = jobs
             .filter(|job| job.status.as_ref().is_none_or(|status| status.completion_time.is_none()))
             .map(|job| format!("{}: {:?}", job.name_any(), job.status));
-        let lists = existing(&lists).await?.into_iter();
+        let lists = existing_objects(&lists).await?.into_iter();
         let lists = lists
             .filter(|job| job.status.as_ref().is_none_or(|status| status.completion_time.is_none()))
             .map(|job| format!("{}: {:?}", job.name_any(), job.status));
@@ -210,17 +211,17 @@ async fn jobs_are_as_they_should_be(cluster: &Cluster, nodes: &[EdgeNode], diary
     for node in nodes {
         images.push((node.name(), node.images().await?));
     }
-    for job in existing(&Api::<ImagePrePullJob>::all(cluster.client())).await? {
+    for job in existing_objects(&Api::<ImagePrePullJob>::all(cluster.client())).await? {
         let (name, status) = (job.name_any(), job.status.clone().unwrap_or_default());
         let sum = &status.summary;
         if status.start_time.is_none() {
             continue; // it was refused
         }
         if sum.in_progress > 0 || (status.phase == JobPhase::Completed && sum.pending > 0) {
-            diary.broken(&format!("{name} is {:?} with {sum:?}", status.phase));
+            diary.note_broken(&format!("{name} is {:?} with {sum:?}", status.phase));
         }
         if status.phase == JobPhase::Failure && status.reason.is_empty() {
-            diary.broken(&format!("{name} is a Failure without a reason"));
+            diary.note_broken(&format!("{name} is a Failure without a reason"));
         }
         let reports = cluster.existing_job(&name).reports().await?;
         let reported: Vec<_> = reports.iter().flat_map(|report| &report.body.node_status).collect();
@@ -228,7 +229,7 @@ async fn jobs_are_as_they_should_be(cluster: &Cluster, nodes: &[EdgeNode], diary
         let counted = [NodePhase::Successful, NodePhase::Failure, NodePhase::Unknown].map(count);
         let summed = [sum.successful, sum.failure, sum.unknown].map(|number| number as usize);
         if reported.len() != sum.desired as usize || counted != summed {
-            diary.broken(&format!(
+            diary.note_broken(&format!(
                 "{name}: its reports have {} nodes, {counted:?}; its status says {sum:?}",
                 reported.len()
             ));
@@ -238,14 +239,15 @@ async fn jobs_are_as_they_should_be(cluster: &Cluster, nodes: &[EdgeNode], diary
                 && node.phase != NodePhase::Pending
                 && node.reason.is_empty()
             {
-                diary.broken(&format!("{name}: {} is {:?} without a reason", node.node_name, node.phase));
+                diary
+                    .note_broken(&format!("{name}: {} is {:?} without a reason", node.node_name, node.phase));
             }
             let Some((_, present)) = images.iter().find(|(name, _)| *name == node.node_name) else {
                 continue;
             };
             for image in node.image_status.iter().filter(|image| image.status == Tristate::True) {
                 if !present.contains_key(&image.pulled_image) {
-                    diary.broken(&format!(
+                    diary.note_broken(&format!(
                         "{name}: {} was pulled on {} and is not there",
                         image.pulled_image, node.node_name
                     ));
@@ -283,24 +285,24 @@ async fn leaves_nothing_behind(node: &EdgeNode, most_leases: usize) -> Result<()
     Ok(())
 }
 
-fn memory_is_bounded(trouble: &Struck, diary: &Diary) -> Result<()> {
+fn memory_is_bounded(trouble: &StormParts, diary: &Diary) -> Result<()> {
     let clouds = trouble.clouds.iter().map(|cloud| Ok((MOST_MEMORY[0], cloud.process()?.memory()?)));
     let agents = trouble.nodes.iter().map(|node| Ok((MOST_MEMORY[1], node.agent()?.memory()?)));
     for measured in clouds.chain(agents) {
         let ((name, most), memory): ((&str, u64), u64) = measured.map_err(|error: anyhow::Error| error)?;
-        diary.note(&format!("{name}: {} MiB", memory >> 20));
+        diary.note_event(&format!("{name}: {} MiB", memory >> 20));
         if memory > most {
-            diary.broken(&format!("{name} takes {} MiB, more than {}", memory >> 20, most >> 20));
+            diary.note_broken(&format!("{name} takes {} MiB, more than {}", memory >> 20, most >> 20));
         }
     }
     Ok(())
 }
 
-fn no_program_panicked(trouble: &Struck, diary: &Diary) {
+fn no_program_panicked(trouble: &StormParts, diary: &Diary) {
     let logs = trouble.clouds.iter().map(Cloud::log).chain(trouble.nodes.iter().map(EdgeNode::agent_log));
     for log in logs {
         if let Some(line) = log.lines().find(|line| line.contains("panicked at")) {
-            diary.broken(&format!("a program panicked: {line}"));
+            diary.note_broken(&format!("a program panicked: {line}"));
         }
     }
 }

@@ -22,14 +22,14 @@ struct Pages {
 }
 
 impl Diary {
-    pub(super) fn begin(path: &Path) -> Result<Self> {
+    pub(super) fn create_at(path: &Path) -> Result<Self> {
         let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(Arc::new(Mutex::new(Pages { begun: Instant::now(), file, broken: Vec::new() }))))
     }
 
     /// Records an event.
     #[allow(clippy::print_stdout)]
-    pub(super) fn note(&self, text: &str) {
+    pub(super) fn note_event(&self, text: &str) {
         let mut pages = self.pages();
         let line = format!("{:>8.2} s {text}", pages.begun.elapsed().as_secs_f64());
         println!("{line}");
@@ -38,8 +38,8 @@ impl Diary {
     }
 
     /// Records a broken promise.
-    pub(super) fn broken(&self, text: &str) {
-        self.note(&format!("BROKEN: {text}"));
+    pub(super) fn note_broken(&self, text: &str) {
+        self.note_event(&format!("BROKEN: {text}"));
         let mut pages = self.pages();
         if pages.broken.len() < MOST_BROKEN {
             pages.broken.push(text.to_owned());

@@ -18,38 +18,38 @@ use tokio::task::JoinSet;
 use super::diary::Diary;
 
 /// The watches of a storm.
-pub(super) struct Observer(JoinSet<()>);
+pub(super) struct StormObserver(JoinSet<()>);
 
-impl Observer {
+impl StormObserver {
     pub(super) fn start(cluster: &Cluster, diary: &Diary) -> Self {
         let mut watches = JoinSet::new();
         let (client, notes) = (cluster.client(), diary.clone());
         watches.spawn(async move {
-            let mut seen = HashMap::<String, Seen>::new();
-            each(Api::<ImagePrePullJob>::all(client), |job| {
-                seen.entry(job.uid().unwrap_or_default()).or_default().look(&job, &notes);
+            let mut seen = HashMap::<String, JobObservations>::new();
+            for_each_version(Api::<ImagePrePullJob>::all(client), |job| {
+                seen.entry(job.uid().unwrap_or_default()).or_default().observe_job(&job, &notes);
             })
             .await;
         });
         let (client, notes) = (cluster.client(), diary.clone());
         watches.spawn(async move {
             let mut seen = PullJobs::default();
-            each(Api::<ImagePullJob>::all(client), |job| seen.look(&job, &notes)).await;
+            for_each_version(Api::<ImagePullJob>::all(client), |job| seen.observe_job(&job, &notes)).await;
         });
         Self(watches)
     }
 
     /// Ends the watches. Reports a watch that ended by itself, because it may have missed changes.
-    pub(super) async fn end(mut self, diary: &Diary) {
+    pub(super) async fn end_watches(mut self, diary: &Diary) {
         while let Some(ended) = self.0.try_join_next() {
-            diary.broken(&format!("a watch of the storm ended by itself: {ended:?}"));
+            diary.note_broken(&format!("a watch of the storm ended by itself: {ended:?}"));
         }
         self.0.shutdown().await;
     }
 }
 
 /// Passes on every version of every object, as far as the API server reports it.
-async fn each<K>(api: Api<K>, mut look: impl FnMut(K))
+async fn for_each_version<K>(api: Api<K>, mut look: impl FnMut(K))
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
@@ -65,27 +65,27 @@ where
 
 /// Observations of an ImagePrePullJob.
 #[derive(Default)]
-struct Seen {
+struct JobObservations {
     last: ImagePrePullJobStatus,
     generation: i64,
     /// The largest concurrency that its spec has ever allowed. Running nodes continue when it's lowered.
     most: i64,
 }
 
-impl Seen {
-    fn look(&mut self, job: &ImagePrePullJob, diary: &Diary) {
+impl JobObservations {
+    fn observe_job(&mut self, job: &ImagePrePullJob, diary: &Diary) {
         let name = job.name_any();
         let generation = job.metadata.generation.unwrap_or_default();
         self.most = self.most.max(job.spec.image_pre_pull_template.concurrency);
         let status = job.status.clone().unwrap_or_default();
-        for broken in self.broken(&status, generation) {
-            diary.broken(&format!("{name}: {broken}"));
+        for broken in self.broken_promises(&status, generation) {
+            diary.note_broken(&format!("{name}: {broken}"));
         }
         (self.last, self.generation) = (status, generation);
     }
 
     /// The promises that the change to this status breaks.
-    fn broken(&self, now: &ImagePrePullJobStatus, generation: i64) -> Vec<String> {
+    fn broken_promises(&self, now: &ImagePrePullJobStatus, generation: i64) -> Vec<String> {
         let (before, mut broken) = (&self.last, Vec::new());
         let sum = &now.summary;
         let parts = sum.pending + sum.in_progress + sum.successful + sum.failure + sum.unknown;
@@ -145,7 +145,7 @@ struct PullJobs {
 }
 
 impl PullJobs {
-    fn look(&mut self, job: &ImagePullJob, diary: &Diary) {
+    fn observe_job(&mut self, job: &ImagePullJob, diary: &Diary) {
         let uid = job.uid().unwrap_or_default();
         let most = self.most.entry(uid.clone()).or_default();
         if let Some(IntOrString::Int(parallelism)) = job.spec.template.parallelism {
@@ -157,7 +157,7 @@ impl PullJobs {
         let (name, active) = (job.name_any(), status.active);
         // Jobs of one image share its entry in each NodeImage: a node that pulls for one of them counts for all.
         if jobs.len() == 1 && active > *most {
-            diary.broken(&format!("{name}: {active} nodes at a time, and {most} are allowed"));
+            diary.note_broken(&format!("{name}: {active} nodes at a time, and {most} are allowed"));
         }
         look_at_end(job, status, diary);
     }
@@ -165,7 +165,7 @@ impl PullJobs {
 
 fn look_at_end(job: &ImagePullJob, status: &ImagePullJobStatus, diary: &Diary) {
     if status.completion_time.is_some() && status.succeeded + status.failed != status.desired {
-        diary.broken(&format!("{}: it is over and does not add up: {status:?}", job.name_any()));
+        diary.note_broken(&format!("{}: it is over and does not add up: {status:?}", job.name_any()));
     }
 }
 
@@ -193,23 +193,23 @@ mod tests {
 
     #[test]
     fn a_finished_job_stays_finished() {
-        let seen = Seen { last: ended(), generation: 1, most: 1 };
-        assert_eq!(seen.broken(&ended(), 1), Vec::<String>::new());
+        let seen = JobObservations { last: ended(), generation: 1, most: 1 };
+        assert_eq!(seen.broken_promises(&ended(), 1), Vec::<String>::new());
         let again = ImagePrePullJobStatus { phase: JobPhase::InProgress, completion_time: None, ..ended() };
-        assert_eq!(seen.broken(&again, 1).len(), 2);
-        assert_eq!(seen.broken(&again, 2), Vec::<String>::new());
+        assert_eq!(seen.broken_promises(&again, 1).len(), 2);
+        assert_eq!(seen.broken_promises(&again, 2), Vec::<String>::new());
         let later = ImagePrePullJobStatus { completion_time: at(21), ..ended() };
-        assert_eq!(seen.broken(&later, 1).len(), 1);
+        assert_eq!(seen.broken_promises(&later, 1).len(), 1);
     }
 
     #[test]
     fn sums_starts_and_concurrency_are_checked() {
-        let seen = Seen { last: ended(), generation: 1, most: 1 };
+        let seen = JobObservations { last: ended(), generation: 1, most: 1 };
         let moved = ImagePrePullJobStatus { start_time: at(11), ..ended() };
-        assert_eq!(seen.broken(&moved, 1).len(), 1);
+        assert_eq!(seen.broken_promises(&moved, 1).len(), 1);
         let lost = Summary { desired: 2, successful: 1, ..Summary::default() };
-        assert_eq!(seen.broken(&ImagePrePullJobStatus { summary: lost, ..ended() }, 1).len(), 1);
+        assert_eq!(seen.broken_promises(&ImagePrePullJobStatus { summary: lost, ..ended() }, 1).len(), 1);
         let crowd = Summary { desired: 2, in_progress: 2, ..Summary::default() };
-        assert_eq!(seen.broken(&ImagePrePullJobStatus { summary: crowd, ..ended() }, 1).len(), 1);
+        assert_eq!(seen.broken_promises(&ImagePrePullJobStatus { summary: crowd, ..ended() }, 1).len(), 1);
     }
 }

@@ -12,7 +12,7 @@ use clap::Parser;
     name = "storm",
     after_help = "Examples:\n  make storm MINUTES=30\n  make storm MINUTES=5 ARGS='--seed 7 --edges 50'"
 )]
-pub struct Options {
+pub struct StormOptions {
     /// How long the storm blows. The start and the calm after it take some minutes more
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1440))]
     pub minutes: u64,
@@ -27,7 +27,7 @@ pub struct Options {
     pub before: Option<PathBuf>,
 }
 
-impl Options {
+impl StormOptions {
     /// The seed that was given, or one of this moment.
     pub(super) fn seed(&self) -> u64 {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -14,9 +14,9 @@ use prepull_e2e::node::EdgeNode;
 use prepull_e2e::place::password;
 use prepull_e2e::proxy::Proxy;
 use prepull_e2e::registry::Registry;
-use prepull_e2e::sim::{Behaviour, Fleet, PullTime};
+use prepull_e2e::sim::{Behaviour, Fleet, PullDurations};
 
-use super::Options;
+use super::StormOptions;
 use super::diary::Diary;
 
 /// Real nodes.
@@ -34,15 +34,15 @@ const IMAGES: [(&str, u64); 4] =
     [("shop/web:v1", 64 << 10), ("shop/api:v2", 1 << 20), ("ai/model:v3", 12 << 20), ("db/main:v4", 4 << 20)];
 
 /// Everything that runs. Fields are dropped in this order, so that each part comes before those that it uses.
-pub(super) struct Scene {
+pub(super) struct StormScene {
     pub(super) fleet: Fleet,
-    pub(super) trouble: Struck,
+    pub(super) trouble: StormParts,
     pub(super) images: Images,
     pub(super) cluster: Cluster,
 }
 
 /// The parts that faults can hit.
-pub(super) struct Struck {
+pub(super) struct StormParts {
     pub(super) nodes: Vec<EdgeNode>,
     /// The proxy in the tunnel of each node.
     pub(super) links: Vec<Proxy>,
@@ -81,13 +81,13 @@ impl Images {
     }
 }
 
-impl Scene {
-    pub(super) async fn start(options: &Options, seed: u64, diary: &Diary) -> Result<Self> {
-        diary.note("etcd, kube-apiserver, and a proxy before it");
+impl StormScene {
+    pub(super) async fn start(options: &StormOptions, seed: u64, diary: &Diary) -> Result<Self> {
+        diary.note_event("etcd, kube-apiserver, and a proxy before it");
         let cluster = Cluster::own().await?;
         cluster.install_kruise().await?;
         let api = ApiProxy::start(&cluster, seed)?;
-        diary.note("two replicas of cloudcore-prepull, and a front before them");
+        diary.note_event("two replicas of cloudcore-prepull, and a front before them");
         let flags = ["--heartbeat", "2s"];
         let replica =
             || Cloud::with_kruise(&cluster).through(&api).standby().default_election_times().args(&flags);
@@ -98,12 +98,12 @@ impl Scene {
         first.behind(&front);
         second.behind(&front);
 
-        diary.note("two private registries, a proxy before each");
+        diary.note_event("two private registries, a proxy before each");
         let (mut registries, mut ways, mut logins, mut references) = (vec![], vec![], vec![], vec![]);
         for (number, user) in USERS.into_iter().enumerate() {
             let name = format!("registry-{number}");
-            let registry = Registry::start().named(&name).user(user, &password(user)).await?;
-            let way = Proxy::http(registry.addr())?;
+            let registry = Registry::start().with_host(&name).user(user, &password(user)).await?;
+            let way = Proxy::for_http(registry.addr())?;
             registry.route_through(&way)?;
             for (path, size) in IMAGES {
                 let image = Image::of_layers(
@@ -122,11 +122,11 @@ impl Scene {
             images.make_secret(&cluster, registry, true).await?;
         }
 
-        diary.note("three nodes with containerd, a proxy in the tunnel of each");
+        diary.note_event("three nodes with containerd, a proxy in the tunnel of each");
         let (mut nodes, mut links) = (vec![], vec![]);
         for name in NODES {
             make_node(&cluster, name).await?;
-            let link = Proxy::tcp(first.tunnel_addr())?;
+            let link = Proxy::for_tcp(first.tunnel_addr())?;
             let node = EdgeNode::start(&cluster, &first, name).tunnel_through(&link);
             let node = if name == SMALL_DISK.0 { node.disk(SMALL_DISK.1) } else { node };
             nodes.push(node.await?);
@@ -136,9 +136,9 @@ impl Scene {
             node.is_connected().await?;
         }
 
-        diary.note(&format!("{} simulated edges", options.edges));
+        diary.note_event(&format!("{} simulated edges", options.edges));
         let behaviour = Behaviour {
-            pull: PullTime::LogNormal(Duration::from_millis(500), Duration::from_secs(4)),
+            pull: PullDurations::LogNormal(Duration::from_millis(500), Duration::from_secs(4)),
             fail_rate: 0.02,
             image_bytes: 10 << 20,
             disconnect_every: Some(Duration::from_secs(120)),
@@ -151,7 +151,7 @@ impl Scene {
         for name in fleet.names().iter().take(IN_ZONE) {
             cluster.label_node(name, ZONE.0, Some(ZONE.1)).await?;
         }
-        let trouble = Struck {
+        let trouble = StormParts {
             nodes,
             links,
             clouds: vec![first, second],

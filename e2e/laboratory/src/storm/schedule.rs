@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// A clock that runs from one planned moment to the next. On a machine that's too slow for the plan, the rest of it
 /// comes late, and in the same order.
-pub(super) struct Schedule<T> {
+pub(super) struct StormSchedule<T> {
     begun: Instant,
     /// The planned time, since the beginning.
     now: Duration,
@@ -18,7 +18,7 @@ pub(super) struct Schedule<T> {
     count: u64,
 }
 
-impl<T: Ord> Schedule<T> {
+impl<T: Ord> StormSchedule<T> {
     pub(super) fn new(end: Duration) -> Self {
         Self { begun: Instant::now(), now: Duration::ZERO, end, planned: BinaryHeap::new(), count: 0 }
     }
@@ -62,7 +62,7 @@ mod tests {
     #[tokio::test]
     async fn planned_events_come_in_order() {
         let unit = Duration::from_millis(10);
-        let mut schedule = Schedule::new(10 * unit);
+        let mut schedule = StormSchedule::new(10 * unit);
         for (after, what) in [(3, 'c'), (1, 'a'), (1, 'b'), (11, 'd')] {
             schedule.plan(after * unit, what);
         }

@@ -10,8 +10,8 @@ use prepull_e2e::chance::Chance;
 use prepull_e2e::cluster::Cluster;
 
 use super::diary::Diary;
-use super::scene::Struck;
-use super::schedule::Schedule;
+use super::scene::StormParts;
+use super::schedule::StormSchedule;
 
 /// Mean time between two faults.
 const STROKE_EVERY: Duration = Duration::from_secs(3);
@@ -30,16 +30,16 @@ const MOMENTS: usize = 5;
 
 /// A planned event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Planned {
+enum WeatherEvent {
     /// Restart programs that have ended by themselves, like a kubelet and systemd.
     Keep,
     Stroke,
-    Heal(Trouble),
+    Heal(LastingFault),
 }
 
 /// Faults with a duration. The numbers are those of clouds, nodes and registries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Trouble {
+enum LastingFault {
     CloudDead(usize),
     CloudFrozen(usize),
     ApiFaults,
@@ -62,7 +62,7 @@ enum Trouble {
     AgentOld(usize),
 }
 
-impl Trouble {
+impl LastingFault {
     /// The target of the fault. A target has only one fault of a group that exclude each other.
     fn victim(self) -> (&'static str, usize) {
         match self {
@@ -104,7 +104,7 @@ impl Trouble {
 /// The weather of one storm.
 pub(super) struct Weather {
     chance: Chance,
-    schedule: Schedule<Planned>,
+    schedule: StormSchedule<WeatherEvent>,
     /// Current faults.
     struck: BTreeSet<(&'static str, usize)>,
     strokes: usize,
@@ -114,7 +114,7 @@ impl Weather {
     pub(super) fn new(seed: u64, duration: Duration) -> Self {
         Self {
             chance: Chance::new(seed, 0),
-            schedule: Schedule::new(duration),
+            schedule: StormSchedule::new(duration),
             struck: BTreeSet::new(),
             strokes: 0,
         }
@@ -126,43 +126,43 @@ impl Weather {
     }
 
     /// Causes and heals faults until the storm is over, and heals the rest.
-    pub(super) async fn blow(&mut self, parts: &mut Struck, cluster: &Cluster, diary: &Diary) {
+    pub(super) async fn cause_faults(&mut self, parts: &mut StormParts, cluster: &Cluster, diary: &Diary) {
         self.schedule.begin();
-        self.schedule.plan(STROKE_EVERY, Planned::Stroke);
-        self.schedule.plan(KEEP_EVERY, Planned::Keep);
+        self.schedule.plan(STROKE_EVERY, WeatherEvent::Stroke);
+        self.schedule.plan(KEEP_EVERY, WeatherEvent::Keep);
         while let Some(planned) = self.schedule.next().await {
             match planned {
-                Planned::Keep => {
-                    self.schedule.plan(KEEP_EVERY, Planned::Keep);
-                    keep(parts, diary).await;
+                WeatherEvent::Keep => {
+                    self.schedule.plan(KEEP_EVERY, WeatherEvent::Keep);
+                    restart_ended(parts, diary).await;
                 }
-                Planned::Stroke => {
+                WeatherEvent::Stroke => {
                     let wait = self.chance.wait(STROKE_EVERY);
-                    self.schedule.plan(wait, Planned::Stroke);
-                    self.strike(parts, cluster, diary).await;
+                    self.schedule.plan(wait, WeatherEvent::Stroke);
+                    self.strike_randomly(parts, cluster, diary).await;
                 }
-                Planned::Heal(trouble) => {
+                WeatherEvent::Heal(trouble) => {
                     self.struck.remove(&trouble.victim());
-                    act(&format!("healed: {trouble:?}"), diary, heal(trouble, parts, cluster)).await;
+                    carry_out(&format!("healed: {trouble:?}"), diary, heal(trouble, parts, cluster)).await;
                 }
             }
         }
         let rest = self.schedule.take_rest().into_iter();
         let mut rest: Vec<_> = rest
             .filter_map(|planned| match planned {
-                Planned::Heal(trouble) => Some(trouble),
-                Planned::Keep | Planned::Stroke => None,
+                WeatherEvent::Heal(trouble) => Some(trouble),
+                WeatherEvent::Keep | WeatherEvent::Stroke => None,
             })
             .collect();
         // The API server first: the others need it to start.
         rest.sort_by_key(|trouble| trouble.victim().0 != "API server");
         for trouble in rest {
-            act(&format!("healed at the end: {trouble:?}"), diary, heal(trouble, parts, cluster)).await;
+            carry_out(&format!("healed at the end: {trouble:?}"), diary, heal(trouble, parts, cluster)).await;
         }
-        keep(parts, diary).await;
+        restart_ended(parts, diary).await;
     }
 
-    async fn strike(&mut self, parts: &mut Struck, cluster: &Cluster, diary: &Diary) {
+    async fn strike_randomly(&mut self, parts: &mut StormParts, cluster: &Cluster, diary: &Diary) {
         self.strokes += 1;
         let (cloud, node, registry) = (
             self.chance.below(parts.clouds.len()),
@@ -170,26 +170,26 @@ impl Weather {
             self.chance.below(parts.registries.len()),
         );
         let lasting = [
-            Trouble::CloudDead(cloud),
-            Trouble::CloudFrozen(cloud),
-            Trouble::ApiFaults,
-            Trouble::ApiFaults,
-            Trouble::ApiFrozen,
-            Trouble::EtcdDead,
-            Trouble::LinkFrozen(node),
-            Trouble::LinkRefused(node),
-            Trouble::LinkSlow(node),
-            Trouble::RegistryDown(registry),
-            Trouble::RegistryFrozen(registry),
-            Trouble::RegistrySlow(registry),
-            Trouble::RuntimeDead(node),
-            Trouble::RuntimeFrozen(node),
-            Trouble::AgentDead(node),
-            Trouble::AgentFrozen(node),
-            Trouble::MachineOff(node),
-            Trouble::DiskFull,
-            Trouble::ClockOff(node),
-            Trouble::AgentOld(node),
+            LastingFault::CloudDead(cloud),
+            LastingFault::CloudFrozen(cloud),
+            LastingFault::ApiFaults,
+            LastingFault::ApiFaults,
+            LastingFault::ApiFrozen,
+            LastingFault::EtcdDead,
+            LastingFault::LinkFrozen(node),
+            LastingFault::LinkRefused(node),
+            LastingFault::LinkSlow(node),
+            LastingFault::RegistryDown(registry),
+            LastingFault::RegistryFrozen(registry),
+            LastingFault::RegistrySlow(registry),
+            LastingFault::RuntimeDead(node),
+            LastingFault::RuntimeFrozen(node),
+            LastingFault::AgentDead(node),
+            LastingFault::AgentFrozen(node),
+            LastingFault::MachineOff(node),
+            LastingFault::DiskFull,
+            LastingFault::ClockOff(node),
+            LastingFault::AgentOld(node),
         ];
         // The faults without a duration, after those with one.
         match self.chance.below(lasting.len() + MOMENTS) {
@@ -199,19 +199,19 @@ impl Weather {
                 let lasts = self.chance.between(Duration::from_secs(least), Duration::from_secs(most));
                 // Drawn before looking at the current faults, so that the draws don't depend on them.
                 let draws = [self.chance.part(), self.chance.part()];
-                let is_possible = parts.before.is_some() || !matches!(trouble, Trouble::AgentOld(_));
+                let is_possible = parts.before.is_some() || !matches!(trouble, LastingFault::AgentOld(_));
                 if !is_possible || !self.struck.insert(trouble.victim()) {
                     return;
                 }
-                self.schedule.plan(lasts, Planned::Heal(trouble));
+                self.schedule.plan(lasts, WeatherEvent::Heal(trouble));
                 let what = format!("struck for {:.1} s: {trouble:?}", lasts.as_secs_f64());
-                act(&what, diary, begin(trouble, parts, cluster, draws)).await;
+                carry_out(&what, diary, begin_fault(trouble, parts, cluster, draws)).await;
             }
             number => {
-                let (what, done) = moment(number - lasting.len(), node, registry, parts);
-                diary.note(&format!("struck: {what}"));
+                let (what, done) = momentary_fault(number - lasting.len(), node, registry, parts);
+                diary.note_event(&format!("struck: {what}"));
                 if let Err(error) = done {
-                    diary.note(&format!("  which failed: {error:#}"));
+                    diary.note_event(&format!("  which failed: {error:#}"));
                 }
             }
         }
@@ -219,49 +219,50 @@ impl Weather {
 }
 
 /// Carries out an action that may hang or fail, and records it.
-async fn act(what: &str, diary: &Diary, work: impl Future<Output = Result<()>>) {
-    diary.note(what);
+async fn carry_out(what: &str, diary: &Diary, work: impl Future<Output = Result<()>>) {
+    diary.note_event(what);
     match tokio::time::timeout(STROKE_LIMIT, work).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => diary.note(&format!("  which failed: {error:#}")),
-        Err(_) => diary.note("  which was given up"),
+        Ok(Err(error)) => diary.note_event(&format!("  which failed: {error:#}")),
+        Err(_) => diary.note_event("  which was given up"),
     }
 }
 
 /// Restarts ended programs, in an endless loop.
-pub(super) async fn keep_running(parts: &mut Struck, diary: &Diary) {
+pub(super) async fn keep_running(parts: &mut StormParts, diary: &Diary) {
     loop {
-        revive(parts, diary).await;
+        start_stopped(parts, diary).await;
         tokio::time::sleep(KEEP_EVERY).await;
     }
 }
 
 /// Starts programs that aren't running, unless a fault stopped them.
-pub(super) async fn revive(parts: &mut Struck, diary: &Diary) {
+pub(super) async fn start_stopped(parts: &mut StormParts, diary: &Diary) {
     for (number, cloud) in parts.clouds.iter_mut().enumerate() {
         if cloud.process().is_err() {
-            act(&format!("cloud {number} is started"), diary, cloud.restart()).await;
+            carry_out(&format!("cloud {number} is started"), diary, cloud.restart()).await;
         }
     }
-    keep(parts, diary).await;
+    restart_ended(parts, diary).await;
 }
 
 /// Restarts programs that have ended by themselves.
-async fn keep(parts: &mut Struck, diary: &Diary) {
+async fn restart_ended(parts: &mut StormParts, diary: &Diary) {
     for (number, cloud) in parts.clouds.iter_mut().enumerate() {
         if cloud.has_ended() {
-            act(&format!("cloud {number} had ended by itself, and is started"), diary, cloud.restart()).await;
+            carry_out(&format!("cloud {number} had ended by itself, and is started"), diary, cloud.restart())
+                .await;
         }
     }
     for node in &mut parts.nodes {
         if node.has_agent_ended() {
             let what = format!("the agent of {} had ended by itself, and is started", node.name());
-            act(&what, diary, async { node.restart_agent() }).await;
+            carry_out(&what, diary, async { node.restart_agent() }).await;
         }
     }
 }
 
-fn moment(number: usize, node: usize, registry: usize, parts: &Struck) -> (String, Result<()>) {
+fn momentary_fault(number: usize, node: usize, registry: usize, parts: &StormParts) -> (String, Result<()>) {
     match number {
         0 => {
             parts.links[node].cut();
@@ -286,13 +287,18 @@ fn moment(number: usize, node: usize, registry: usize, parts: &Struck) -> (Strin
     }
 }
 
-async fn begin(trouble: Trouble, parts: &mut Struck, cluster: &Cluster, draws: [f64; 2]) -> Result<()> {
+async fn begin_fault(
+    trouble: LastingFault,
+    parts: &mut StormParts,
+    cluster: &Cluster,
+    draws: [f64; 2],
+) -> Result<()> {
     match trouble {
         // Every second one gets SIGTERM, as in a rollout.
-        Trouble::CloudDead(n) if draws[0] < 0.5 => parts.clouds[n].terminate().await,
-        Trouble::CloudDead(n) => parts.clouds[n].kill9(),
-        Trouble::CloudFrozen(n) => parts.clouds[n].pause(),
-        Trouble::ApiFaults => {
+        LastingFault::CloudDead(n) if draws[0] < 0.5 => parts.clouds[n].terminate().await,
+        LastingFault::CloudDead(n) => parts.clouds[n].kill9(),
+        LastingFault::CloudFrozen(n) => parts.clouds[n].pause(),
+        LastingFault::ApiFaults => {
             let fault = match draws[0] {
                 draw if draw < 0.2 => Fault::Status(StatusCode::CONFLICT.as_u16()),
                 draw if draw < 0.35 => Fault::Status(StatusCode::TOO_MANY_REQUESTS.as_u16()),
@@ -307,43 +313,43 @@ async fn begin(trouble: Trouble, parts: &mut Struck, cluster: &Cluster, draws: [
             parts.api.inject(requests, 0.1 + 0.4 * draws[1], fault);
             Ok(())
         }
-        Trouble::ApiFrozen => cluster.pause_api(),
-        Trouble::EtcdDead => cluster.stop_etcd(),
-        Trouble::LinkFrozen(n) => {
+        LastingFault::ApiFrozen => cluster.pause_api(),
+        LastingFault::EtcdDead => cluster.stop_etcd(),
+        LastingFault::LinkFrozen(n) => {
             parts.links[n].freeze();
             Ok(())
         }
-        Trouble::LinkRefused(n) => {
+        LastingFault::LinkRefused(n) => {
             parts.links[n].refuse();
             Ok(())
         }
-        Trouble::LinkSlow(n) => {
+        LastingFault::LinkSlow(n) => {
             parts.links[n].delay(Duration::from_millis(300));
             Ok(())
         }
-        Trouble::RegistryDown(n) => {
+        LastingFault::RegistryDown(n) => {
             parts.ways[n].refuse();
             Ok(())
         }
-        Trouble::RegistryFrozen(n) => {
+        LastingFault::RegistryFrozen(n) => {
             parts.ways[n].freeze();
             Ok(())
         }
-        Trouble::RegistrySlow(n) => {
+        LastingFault::RegistrySlow(n) => {
             parts.ways[n].throttle(Some(SLOW));
             Ok(())
         }
-        Trouble::RuntimeDead(n) => parts.nodes[n].containerd_mut().kill9(),
-        Trouble::RuntimeFrozen(n) => parts.nodes[n].containerd().pause(),
-        Trouble::AgentDead(n) => parts.nodes[n].kill9_agent(),
-        Trouble::AgentFrozen(n) => parts.nodes[n].stop_agent(),
-        Trouble::MachineOff(n) => {
+        LastingFault::RuntimeDead(n) => parts.nodes[n].containerd_mut().kill9(),
+        LastingFault::RuntimeFrozen(n) => parts.nodes[n].containerd().pause(),
+        LastingFault::AgentDead(n) => parts.nodes[n].kill9_agent(),
+        LastingFault::AgentFrozen(n) => parts.nodes[n].stop_agent(),
+        LastingFault::MachineOff(n) => {
             parts.nodes[n].kill9_agent()?;
             parts.nodes[n].containerd_mut().kill9()
         }
         // The last node has the small disk.
-        Trouble::DiskFull => parts.nodes[parts.nodes.len() - 1].containerd().resize_disk(DISK.0).await,
-        Trouble::ClockOff(n) => {
+        LastingFault::DiskFull => parts.nodes[parts.nodes.len() - 1].containerd().resize_disk(DISK.0).await,
+        LastingFault::ClockOff(n) => {
             // Behind by less than the backdating of certificates, or ahead by hours.
             #[allow(clippy::cast_possible_truncation)]
             let seconds =
@@ -351,59 +357,59 @@ async fn begin(trouble: Trouble, parts: &mut Struck, cluster: &Cluster, draws: [
             parts.nodes[n].set_clock_off_by(seconds)?;
             parts.nodes[n].restart_agent()
         }
-        Trouble::AgentOld(n) => {
+        LastingFault::AgentOld(n) => {
             let before = parts.before.clone();
             parts.nodes[n].replace_agent(before.as_deref())
         }
     }
 }
 
-async fn heal(trouble: Trouble, parts: &mut Struck, cluster: &Cluster) -> Result<()> {
+async fn heal(trouble: LastingFault, parts: &mut StormParts, cluster: &Cluster) -> Result<()> {
     match trouble {
-        Trouble::CloudDead(n) => parts.clouds[n].restart().await,
-        Trouble::CloudFrozen(n) => match parts.clouds[n].resume() {
+        LastingFault::CloudDead(n) => parts.clouds[n].restart().await,
+        LastingFault::CloudFrozen(n) => match parts.clouds[n].resume() {
             Ok(()) => Ok(()),
             // A leader that has lost its Lease ends.
             Err(_) => parts.clouds[n].restart().await,
         },
-        Trouble::ApiFaults => {
+        LastingFault::ApiFaults => {
             parts.api.heal();
             Ok(())
         }
-        Trouble::ApiFrozen => cluster.resume_api(),
-        Trouble::EtcdDead => cluster.start_etcd().await,
-        Trouble::LinkFrozen(n) => {
+        LastingFault::ApiFrozen => cluster.resume_api(),
+        LastingFault::EtcdDead => cluster.start_etcd().await,
+        LastingFault::LinkFrozen(n) => {
             parts.links[n].thaw();
             Ok(())
         }
-        Trouble::LinkRefused(n) => parts.links[n].accept(),
-        Trouble::LinkSlow(n) => {
+        LastingFault::LinkRefused(n) => parts.links[n].accept_again(),
+        LastingFault::LinkSlow(n) => {
             parts.links[n].delay(Duration::ZERO);
             Ok(())
         }
-        Trouble::RegistryDown(n) => parts.ways[n].accept(),
-        Trouble::RegistryFrozen(n) => {
+        LastingFault::RegistryDown(n) => parts.ways[n].accept_again(),
+        LastingFault::RegistryFrozen(n) => {
             parts.ways[n].thaw();
             Ok(())
         }
-        Trouble::RegistrySlow(n) => {
+        LastingFault::RegistrySlow(n) => {
             parts.ways[n].throttle(None);
             Ok(())
         }
-        Trouble::RuntimeDead(n) => parts.nodes[n].restart_containerd().await,
-        Trouble::RuntimeFrozen(n) => parts.nodes[n].containerd().resume(),
-        Trouble::AgentDead(n) => parts.nodes[n].restart_agent(),
-        Trouble::AgentFrozen(n) => parts.nodes[n].cont_agent(),
-        Trouble::MachineOff(n) => {
+        LastingFault::RuntimeDead(n) => parts.nodes[n].restart_containerd().await,
+        LastingFault::RuntimeFrozen(n) => parts.nodes[n].containerd().resume(),
+        LastingFault::AgentDead(n) => parts.nodes[n].restart_agent(),
+        LastingFault::AgentFrozen(n) => parts.nodes[n].cont_agent(),
+        LastingFault::MachineOff(n) => {
             // The agent first, as at a boot with a slow runtime.
             parts.nodes[n].restart_agent()?;
             parts.nodes[n].restart_containerd().await
         }
-        Trouble::DiskFull => parts.nodes[parts.nodes.len() - 1].containerd().resize_disk(DISK.1).await,
-        Trouble::ClockOff(n) => {
+        LastingFault::DiskFull => parts.nodes[parts.nodes.len() - 1].containerd().resize_disk(DISK.1).await,
+        LastingFault::ClockOff(n) => {
             parts.nodes[n].set_clock_off_by(0)?;
             parts.nodes[n].restart_agent()
         }
-        Trouble::AgentOld(n) => parts.nodes[n].replace_agent(None),
+        LastingFault::AgentOld(n) => parts.nodes[n].replace_agent(None),
     }
 }

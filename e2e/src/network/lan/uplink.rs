@@ -20,7 +20,7 @@ pub struct Uplink {
 
 impl Uplink {
     /// An uplink with this rate in bits a second and without losses.
-    pub fn of(rate: u64) -> Self {
+    pub fn with_rate(rate: u64) -> Self {
         Self { rate, delay: Duration::ZERO, loss: 0.0 }
     }
 }
@@ -51,7 +51,7 @@ pub(super) async fn shape(uplink: &Uplink, outside: &Space, router: &Space) -> R
 }
 
 /// Bytes sent by an end of the uplink. A large packet of the kernel counts as the packets that it's split into.
-pub(super) async fn carried(end: &Space) -> Result<u64> {
+pub(super) async fn sent_bytes(end: &Space) -> Result<u64> {
     let listed: Value = serde_json::from_str(&end.tc(&["-s", "-j", "qdisc", "show", "dev", DEVICE]).await?)?;
     listed[0]["bytes"].as_u64().with_context(|| format!("tc has counted no bytes: {listed}"))
 }

@@ -115,7 +115,7 @@ impl Paths {
     };
 
     /// The main configuration file.
-    pub(crate) fn file(&self) -> PathBuf {
+    pub(crate) fn config_file(&self) -> PathBuf {
         Path::new(self.etc).join("config.toml")
     }
 }

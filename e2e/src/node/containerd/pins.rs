@@ -19,7 +19,7 @@ impl Containerd {
     }
 
     /// Sets a label of an image's record, like a foreign tool.
-    pub async fn label(&self, name: &str, label: &str, value: &str) -> Result<()> {
+    pub async fn set_label(&self, name: &str, label: &str, value: &str) -> Result<()> {
         let labels = HashMap::from([(label.to_owned(), value.to_owned())]);
         let request = UpdateImageRequest {
             image: Some(Image { labels, ..self.record_of(name).await? }),

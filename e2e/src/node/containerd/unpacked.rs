@@ -35,7 +35,7 @@ fn chains(image: &Image) -> Result<Vec<String>> {
 
 impl Containerd {
     /// Snapshots of unpacked layers, by name, the lowest first. The containerd must have one image.
-    pub async fn unpacked(&self) -> Result<Vec<String>> {
+    pub async fn unpacked_layers(&self) -> Result<Vec<String>> {
         let snapshots = self.snapshots().await?;
         let mut chain: Vec<String> = Vec::new();
         let above = |below: &str| {
@@ -59,7 +59,7 @@ impl Containerd {
             let expected = tempfile::tempdir_in(&self.dir)?;
             let mut untar = Command::new("tar");
             untar.arg("-xzf").arg(image.blob_file(digest)).arg("-C").arg(expected.path());
-            parts::output(untar).await?;
+            parts::run_command(untar).await?;
             let compared = Command::new("diff").arg("-r").args([expected.path(), &is]).output()?;
             let said = String::from_utf8_lossy(&compared.stdout);
             ensure!(compared.status.success(), "layer {index} is not what is unpacked of it: {said}");
@@ -68,7 +68,7 @@ impl Containerd {
     }
 
     /// Uses the image as a container does: a writable snapshot on its layers.
-    pub async fn hold(&self, image: &Image) -> Result<()> {
+    pub async fn hold_image(&self, image: &Image) -> Result<()> {
         let parent = chains(image)?.pop().context("no layers")?;
         let prepare = PrepareSnapshotRequest {
             snapshotter: "overlayfs".to_owned(),

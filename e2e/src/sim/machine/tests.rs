@@ -2,31 +2,32 @@
 use prepull_api::task::{CheckItem, ImageTask, JobUid, Task};
 
 use super::*;
-use crate::sim::behaviour::PullTime;
+use crate::sim::behaviour::PullDurations;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A machine with its counts and its events.
 struct Bench {
-    machine: Machine,
-    counts: Arc<Counts>,
+    machine: SimulatedMachine,
+    counts: Arc<FleetCounters>,
     begun: Instant,
     events: VecDeque<AgentEvent>,
 }
 
 impl Bench {
     fn new(behaviour: Behaviour) -> Self {
-        let counts = Arc::new(Counts::new());
-        let machine = Machine::new(Arc::new(behaviour), Chance::new(1, 1), false, Arc::clone(&counts));
+        let counts = Arc::new(FleetCounters::new());
+        let machine =
+            SimulatedMachine::new(Arc::new(behaviour), Chance::new(1, 1), false, Arc::clone(&counts));
         Self { machine, counts, begun: Instant::now(), events: VecDeque::new() }
     }
 
     fn pulling(pull: Duration) -> Self {
-        Self::new(Behaviour { pull: PullTime::Fixed(pull), ..Behaviour::default() })
+        Self::new(Behaviour { pull: PullDurations::Fixed(pull), ..Behaviour::default() })
     }
 
     fn start(&mut self, at: Duration, work: Execution) {
-        self.machine.start(work, self.begun + at, &mut self.events);
+        self.machine.start_task(work, self.begun + at, &mut self.events);
     }
 
     /// Lets time pass in the edge's way, from one due moment to the next.
@@ -159,7 +160,7 @@ fn an_early_end_keeps_complete_images() {
     let task = work(bench.begun, 1, 2);
     bench.start(Duration::ZERO, task.clone());
     bench.until(50 * SECOND);
-    bench.machine.renew(
+    bench.machine.renew_terms(
         &task.task.id,
         TaskTerms {
             deadline: bench.begun + 100 * SECOND,
@@ -169,14 +170,14 @@ fn an_early_end_keeps_complete_images() {
         },
     );
     bench.until(70 * SECOND);
-    bench.machine.stop(&task.task.id, "enough", bench.begun + 70 * SECOND, &mut bench.events);
+    bench.machine.stop_task(&task.task.id, "enough", bench.begun + 70 * SECOND, &mut bench.events);
     assert_eq!(bench.ends(), [(TaskOutcome::Cancelled, vec![Pulled, Stopped])]);
     assert_eq!((bench.machine.next_due(), bench.counts.tally().running), (None, 0));
 }
 
 #[test]
 fn progress_rises_once_a_second() {
-    let pull = PullTime::Fixed(10 * SECOND);
+    let pull = PullDurations::Fixed(10 * SECOND);
     let mut bench = Bench::new(Behaviour { pull, image_bytes: 1000, ..Behaviour::default() });
     bench.start(Duration::ZERO, work(bench.begun, 1, 1));
     bench.until(10 * SECOND);

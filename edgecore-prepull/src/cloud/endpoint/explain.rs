@@ -11,7 +11,7 @@ use rustls_pki_types::UnixTime;
 
 /// Why a TLS connection could not be established.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum ConnectTrouble {
     /// The server's certificate is not valid yet.
     #[error(
         "the server's certificate is valid from {}, and this machine's clock says {}: set the clock",
@@ -81,12 +81,12 @@ pub enum Trouble {
     Other(String),
 }
 
-/// The verifier's error for a chain without the pinned CA; becomes [`Trouble::OtherPin`].
+/// The verifier's error for a chain without the pinned CA; becomes [`ConnectTrouble::OtherPin`].
 #[derive(Debug, thiserror::Error)]
 #[error("no certificate of the chain has the pinned hash")]
 pub(crate) struct PinMismatch;
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for ConnectTrouble {
     fn from(error: io::Error) -> Self {
         if let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
             return Self::from_tls(tls);
@@ -99,7 +99,7 @@ impl From<io::Error> for Trouble {
     }
 }
 
-impl Trouble {
+impl ConnectTrouble {
     fn from_tls(error: &rustls::Error) -> Self {
         let time = |at: &UnixTime| UNIX_EPOCH + Duration::from_secs(at.as_secs());
         match error {
@@ -137,13 +137,13 @@ fn plain_names(presented: &[String]) -> String {
     let plain = |name: &String| {
         let inner = name.split_once('(').map_or(name.as_str(), |(_, inner)| inner);
         let inner = inner.trim_end_matches(')').trim_matches('"');
-        inner.parse::<IpAddr>().map_or_else(|_| printable(inner), |address| address.to_string())
+        inner.parse::<IpAddr>().map_or_else(|_| printable_start(inner), |address| address.to_string())
     };
     presented.iter().map(plain).collect::<Vec<_>>().join(", ")
 }
 
 /// The start of a text from a server, without control characters: it ends up in logs and on terminals.
-pub(crate) fn printable(text: &str) -> String {
+pub(crate) fn printable_start(text: &str) -> String {
     text.chars().take(500).map(|c| if is_display_control(c) { ' ' } else { c }).collect()
 }
 
@@ -155,16 +155,16 @@ mod tests {
     fn a_cause_appears_once_without_control_characters() {
         let inner = io::Error::other("inner");
         assert_eq!(with_causes(&io::Error::other(inner)), "inner");
-        assert_eq!(printable("a\nb\x1b[1m"), "a b [1m");
-        assert_eq!(printable("a\u{202e}b"), "a b");
+        assert_eq!(printable_start("a\nb\x1b[1m"), "a b [1m");
+        assert_eq!(printable_start("a\u{202e}b"), "a b");
     }
 
     #[test]
     fn an_avoidable_failure_has_its_remedy() {
-        let of = |kind: io::ErrorKind| Trouble::from(io::Error::from(kind)).to_string();
+        let of = |kind: io::ErrorKind| ConnectTrouble::from(io::Error::from(kind)).to_string();
         assert!(of(io::ErrorKind::ConnectionRefused).starts_with("connection refused: is cloudcore running"));
         assert!(of(io::ErrorKind::TimedOut).contains("firewall"));
-        let tls = |error| Trouble::from(io::Error::other::<rustls::Error>(error)).to_string();
+        let tls = |error| ConnectTrouble::from(io::Error::other::<rustls::Error>(error)).to_string();
         let expired = rustls::Error::AlertReceived(AlertDescription::CertificateExpired);
         assert!(tls(expired).contains("CertificateExpired): if it has expired, it is renewed"));
     }

@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::explain::{Trouble, printable};
-use super::url::{CONNECT_DEADLINE, Endpoint};
+use super::explain::{ConnectTrouble, printable_start};
+use super::url::{CONNECT_DEADLINE, CloudEndpoint};
 
 /// Deadline for TLS handshake, request and answer together. Within it, the server also looks up the token in its API
 /// server.
@@ -32,7 +32,7 @@ pub enum RequestError {
         /// The server's host and port, and the proxy on the way.
         authority: String,
         /// What is wrong, with the remedy.
-        trouble: Trouble,
+        trouble: ConnectTrouble,
     },
     /// The server did not answer in time; the field is its host and port.
     #[error("{0}: no answer within {DEADLINE:?}: try again")]
@@ -84,7 +84,7 @@ impl RequestError {
 /// Sends the request to one endpoint after the other until one answers, even if it refuses. The request must be
 /// idempotent: if the answer was lost, the server may have carried it out.
 pub(crate) async fn post_to_any<T: DeserializeOwned>(
-    endpoints: &[Endpoint],
+    endpoints: &[CloudEndpoint],
     path: &str,
     tls: Arc<rustls::ClientConfig>,
     body: &impl Serialize,
@@ -101,7 +101,7 @@ pub(crate) async fn post_to_any<T: DeserializeOwned>(
 
 /// Sends `body` to `path` of the endpoint, after verifying the server with `tls`.
 async fn post<T: DeserializeOwned>(
-    endpoint: &Endpoint,
+    endpoint: &CloudEndpoint,
     path: &str,
     tls: Arc<rustls::ClientConfig>,
     body: &impl Serialize,
@@ -138,7 +138,12 @@ async fn post<T: DeserializeOwned>(
     if !status.is_success() {
         let reason =
             serde_json::from_slice::<ErrorBody>(&body).map_or_else(|_| String::new(), |body| body.error);
-        return Err(RequestError::Refused { authority, status, reason: printable(&reason), retry_after });
+        return Err(RequestError::Refused {
+            authority,
+            status,
+            reason: printable_start(&reason),
+            retry_after,
+        });
     }
     serde_json::from_slice(&body).map_err(|_| http("the answer is not what was asked for".to_owned()))
 }

@@ -21,7 +21,7 @@ pub(crate) const ENROLL_SCHEME: &str = "https";
 
 /// The host, port and path of a URL, and the way there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Endpoint {
+pub(crate) struct CloudEndpoint {
     /// A name or an address; an IPv6 address without its brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
@@ -31,7 +31,7 @@ pub(crate) struct Endpoint {
 }
 
 /// The authority, and the proxy on the way.
-impl fmt::Display for Endpoint {
+impl fmt::Display for CloudEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.authority())?;
         match &self.proxy {
@@ -53,13 +53,13 @@ pub enum BadUrl {
         scheme: &'static str,
     },
     /// The list is empty.
-    #[error("{} has no URL of the form {scheme}://HOST[:PORT][/PATH]", flag(scheme))]
+    #[error("{} has no URL of the form {scheme}://HOST[:PORT][/PATH]", flag_of_scheme(scheme))]
     None {
         /// The scheme that a URL must have.
         scheme: &'static str,
     },
     /// The list is longer than we can try in a reasonable time.
-    #[error("{} has {count} URLs: at most {most} are taken", flag(scheme))]
+    #[error("{} has {count} URLs: at most {most} are taken", flag_of_scheme(scheme))]
     TooMany {
         /// The scheme of the URLs.
         scheme: &'static str,
@@ -71,7 +71,7 @@ pub enum BadUrl {
 }
 
 /// The flag of `join` and of `run` that takes the URLs of a scheme.
-fn flag(scheme: &str) -> &'static str {
+fn flag_of_scheme(scheme: &str) -> &'static str {
     if scheme == TUNNEL_SCHEME { "--tunnel-url" } else { "--enroll-url" }
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn parse_host(text: &str) -> Option<&str> {
     ServerName::try_from(host).ok().map(|_| host)
 }
 
-impl Endpoint {
+impl CloudEndpoint {
     /// Parses a URL. Any scheme other than `scheme` is refused, so that we never send anything unencrypted.
     pub(crate) fn parse(url: &str, scheme: &'static str) -> Result<Self, BadUrl> {
         let bad = || BadUrl::Form { url: url.to_owned(), scheme };
@@ -96,7 +96,7 @@ impl Endpoint {
     }
 
     /// The same endpoint through its proxy, if it has one.
-    pub(crate) fn through(&self, proxies: &Proxies) -> Option<Self> {
+    pub(crate) fn through_proxy(&self, proxies: &Proxies) -> Option<Self> {
         let proxy = proxies.of_host(&self.host, self.port)?;
         Some(Self { proxy: Some(proxy), ..self.clone() })
     }
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn only_the_right_scheme_is_accepted() {
-        let parse = |url| Endpoint::parse(url, "wss");
+        let parse = |url| CloudEndpoint::parse(url, "wss");
         let tunnel = parse("wss://cloud.example:10000/v1/edge").unwrap();
         assert_eq!((tunnel.authority().as_str(), tunnel.path.as_str()), ("cloud.example:10000", "/v1/edge"));
         assert_eq!(parse("wss://[::1]:7").unwrap().authority(), "[::1]:7");

@@ -5,7 +5,7 @@ use std::fmt;
 use prepull_registry::Proxies;
 use serde::{Deserialize, Serialize};
 
-use super::url::{BadUrl, ENROLL_SCHEME, Endpoint, TUNNEL_SCHEME};
+use super::url::{BadUrl, CloudEndpoint, ENROLL_SCHEME, TUNNEL_SCHEME};
 
 /// The URLs of a list are replicas of cloudcore, or routes to it. Trying all eight takes at most 40 s (5 s each), less
 /// than the longest wait between two rounds.
@@ -26,10 +26,10 @@ enum OneOrMany {
 
 impl Urls {
     /// Parses the URLs and drops duplicates. The result is never empty.
-    pub(crate) fn endpoints(&self, scheme: &'static str) -> Result<Vec<Endpoint>, BadUrl> {
+    pub(crate) fn parse_endpoints(&self, scheme: &'static str) -> Result<Vec<CloudEndpoint>, BadUrl> {
         let mut endpoints = Vec::new();
         for url in &self.0 {
-            let endpoint = Endpoint::parse(url, scheme)?;
+            let endpoint = CloudEndpoint::parse(url, scheme)?;
             if !endpoints.contains(&endpoint) {
                 endpoints.push(endpoint);
             }
@@ -44,9 +44,13 @@ impl Urls {
     /// The URLs as we dial them: each directly, and then each through its proxy, if it has one. The environment's proxies
     /// are often meant for registries alone, and a proxy may refuse cloudcore's ports, so a direct connection that works
     /// is kept.
-    pub(crate) fn ways(&self, scheme: &'static str, proxies: &Proxies) -> Result<Vec<Endpoint>, BadUrl> {
-        let mut ways = self.endpoints(scheme)?;
-        let proxied: Vec<_> = ways.iter().filter_map(|endpoint| endpoint.through(proxies)).collect();
+    pub(crate) fn endpoints_to_dial(
+        &self,
+        scheme: &'static str,
+        proxies: &Proxies,
+    ) -> Result<Vec<CloudEndpoint>, BadUrl> {
+        let mut ways = self.parse_endpoints(scheme)?;
+        let proxied: Vec<_> = ways.iter().filter_map(|endpoint| endpoint.through_proxy(proxies)).collect();
         ways.extend(proxied);
         Ok(ways)
     }
@@ -71,7 +75,7 @@ pub(crate) fn parse_enroll_url(text: &str) -> Result<String, BadUrl> {
 fn parse_url(text: &str, scheme: &'static str) -> Result<String, BadUrl> {
     let text = text.trim();
     if !text.is_empty() {
-        Endpoint::parse(text, scheme)?;
+        CloudEndpoint::parse(text, scheme)?;
     }
     Ok(text.to_owned())
 }
@@ -141,12 +145,16 @@ mod tests {
     fn proxies_come_after_all_direct_ways() {
         let ways = |no_proxy: &str| {
             let variables = [("HTTPS_PROXY", "http://u:p@proxy:3128"), ("NO_PROXY", no_proxy)];
-            let proxies = Proxies::read(|name| {
+            let proxies = Proxies::from_variables(|name| {
                 let found = variables.iter().find(|(known, _)| *known == name);
                 found.map(|(_, value)| (*value).to_owned())
             });
             let urls = Urls::from_iter(["wss://a:1/", "wss://b:2/"]);
-            urls.ways(TUNNEL_SCHEME, &proxies).unwrap().iter().map(ToString::to_string).collect::<Vec<_>>()
+            urls.endpoints_to_dial(TUNNEL_SCHEME, &proxies)
+                .unwrap()
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         let (a, b) = ("a:1 through http://proxy:3128", "b:2 through http://proxy:3128");
         assert_eq!(ways(""), ["a:1", "b:2", a, b]);
@@ -170,8 +178,8 @@ mod tests {
     #[test]
     fn duplicates_and_bad_lists_are_handled() {
         let dialled = |text: &str| {
-            let endpoints = Urls::from(text).endpoints("wss")?;
-            Ok::<_, BadUrl>(endpoints.iter().map(Endpoint::authority).collect::<Vec<_>>())
+            let endpoints = Urls::from(text).parse_endpoints("wss")?;
+            Ok::<_, BadUrl>(endpoints.iter().map(CloudEndpoint::authority).collect::<Vec<_>>())
         };
         assert_eq!(dialled("wss://b:1,wss://a:1,wss://b:1").unwrap(), ["b:1", "a:1"]);
         let error = |text: &str| dialled(text).unwrap_err().to_string();
@@ -179,7 +187,7 @@ mod tests {
         assert!(error("wss://a,https://b").contains("\"https://b\" is not a URL"));
         let many: Vec<_> = (0..=MOST_URLS).map(|n| format!("wss://a:{}", n + 1)).collect();
         assert_eq!(error(&many.join(",")), "--tunnel-url has 9 URLs: at most 8 are taken");
-        let none = Urls::default().endpoints("https").unwrap_err().to_string();
+        let none = Urls::default().parse_endpoints("https").unwrap_err().to_string();
         assert!(none.starts_with("--enroll-url has no URL of the form https://"), "{none}");
     }
 }

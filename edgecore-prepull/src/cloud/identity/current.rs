@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::error::IdentityError;
-use super::files::{Facts, Pki, StateDir};
+use super::files::{CertificateFacts, Pki, StateDir};
 use super::patient::Patient;
-use super::peers::{PeerTls, peer_tls, trusted};
+use super::peers::{PeerTls, peer_tls, root_store};
 use crate::clock::CloudClock;
 
 /// TLS sessions kept for resumption: one server hands out a few tickets.
@@ -26,14 +26,14 @@ const TICKETS: usize = 4;
 #[derive(Clone)]
 pub struct Identity {
     pub(super) dir: StateDir,
-    pub(super) current: Arc<watch::Sender<Arc<Current>>>,
+    pub(super) current: Arc<watch::Sender<Arc<CurrentCertificate>>>,
     /// Time at which to renew a certificate that isn't old yet, because another CA signs now.
     pub(super) renew_at: Arc<watch::Sender<Option<SystemTime>>>,
     pub(super) clock: Arc<CloudClock>,
 }
 
 /// One certificate, ready for use.
-pub(crate) struct Current {
+pub(crate) struct CurrentCertificate {
     pub(crate) node: NodeName,
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
@@ -88,7 +88,7 @@ impl Identity {
     }
 
     /// The current certificate, with a notification for each replacement.
-    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Current>> {
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<CurrentCertificate>> {
         self.current.subscribe()
     }
 
@@ -104,7 +104,7 @@ impl Identity {
     }
 }
 
-fn load_current(dir: &StateDir, clock: &Arc<CloudClock>) -> Result<Current, IdentityError> {
+fn load_current(dir: &StateDir, clock: &Arc<CloudClock>) -> Result<CurrentCertificate, IdentityError> {
     let Pki { cas, certificate, key, facts } = dir.read_pki()?;
     let is_of_signer = cas.first().is_some_and(|signer| has_signed(signer, &certificate));
     let bundle = cas.iter().map(|ca| certificate_pem(ca)).collect();
@@ -112,8 +112,17 @@ fn load_current(dir: &StateDir, clock: &Arc<CloudClock>) -> Result<Current, Iden
         |error: rustls::Error| IdentityError::Unusable { dir: dir.pki(), reason: error.to_string() };
     let peers = peer_tls(&cas, &certificate, &key, clock).map_err(unusable)?;
     let tls = client_tls(cas, certificate.clone(), key).map_err(unusable)?;
-    let Facts { node, not_before, not_after, public_key: _ } = facts;
-    Ok(Current { node, not_before, not_after, tls: Arc::new(tls), peers, certificate, bundle, is_of_signer })
+    let CertificateFacts { node, not_before, not_after, public_key: _ } = facts;
+    Ok(CurrentCertificate {
+        node,
+        not_before,
+        not_after,
+        tls: Arc::new(tls),
+        peers,
+        certificate,
+        bundle,
+        is_of_signer,
+    })
 }
 
 fn has_signed(ca: &CertificateDer<'_>, certificate: &CertificateDer<'_>) -> bool {
@@ -133,7 +142,7 @@ fn client_tls(
     key: PrivateKeyDer<'static>,
 ) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let cloud = WebPkiServerVerifier::builder_with_provider(trusted(cas)?.into(), Arc::clone(&provider))
+    let cloud = WebPkiServerVerifier::builder_with_provider(root_store(cas)?.into(), Arc::clone(&provider))
         .build()
         .map_err(|error| rustls::Error::General(error.to_string()))?;
     // Use this machine's clock rather than the cloud's: otherwise a cloud that sent a wrong time once would lock us

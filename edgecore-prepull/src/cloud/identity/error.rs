@@ -50,7 +50,7 @@ pub enum IdentityError {
 }
 
 impl IdentityError {
-    pub(super) fn file(operation: &'static str, path: &Path, source: io::Error) -> Self {
+    pub(super) fn for_file(operation: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
             io::ErrorKind::PermissionDenied => Self::Denied { operation, path },

@@ -45,8 +45,8 @@ impl Connection {
         let path = StateDir::new(state_dir).connection();
         let text = read_text(&path)?;
         let connection = serde_json::from_str(&text).ok().filter(|connection: &Self| {
-            connection.tunnel_urls.endpoints(TUNNEL_SCHEME).is_ok()
-                && connection.enroll_urls.endpoints(ENROLL_SCHEME).is_ok()
+            connection.tunnel_urls.parse_endpoints(TUNNEL_SCHEME).is_ok()
+                && connection.enroll_urls.parse_endpoints(ENROLL_SCHEME).is_ok()
         });
         connection
             .ok_or(IdentityError::Malformed { path, reason: "it is not the JSON with URLs that join writes" })
@@ -63,11 +63,11 @@ pub(super) struct Pki {
     pub(super) cas: Vec<CertificateDer<'static>>,
     pub(super) certificate: CertificateDer<'static>,
     pub(super) key: PrivateKeyDer<'static>,
-    pub(super) facts: Facts,
+    pub(super) facts: CertificateFacts,
 }
 
 /// The fields of a node's certificate that matter here.
-pub(crate) struct Facts {
+pub(crate) struct CertificateFacts {
     pub(crate) node: NodeName,
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
@@ -91,7 +91,11 @@ impl NewKey {
 }
 
 /// Parses a certificate that the server issued, and checks that it's for this node and this key.
-pub(crate) fn check_issued(pem: &str, node: &NodeName, key: &NewKey) -> Result<Facts, &'static str> {
+pub(crate) fn check_issued(
+    pem: &str,
+    node: &NodeName,
+    key: &NewKey,
+) -> Result<CertificateFacts, &'static str> {
     let facts = parse_facts(&parse_pem(pem)?)?;
     if facts.node != *node {
         return Err("it is for another node");
@@ -125,14 +129,14 @@ pub(super) fn are_cas(certificates: &[CertificateDer<'_>]) -> bool {
     certificates.iter().all(is_ca)
 }
 
-pub(super) fn parse_facts(der: &CertificateDer<'_>) -> Result<Facts, &'static str> {
+pub(super) fn parse_facts(der: &CertificateDer<'_>) -> Result<CertificateFacts, &'static str> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|_| "it is not an X.509 certificate")?;
     let common_name = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let node = common_name
         .and_then(|name| SubjectForm::ALL.iter().find_map(|form| name.strip_prefix(form.prefix())))
         .ok_or("it is not a node's certificate")?;
     let time = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-    Ok(Facts {
+    Ok(CertificateFacts {
         node: node.into(),
         not_before: time(certificate.validity().not_before.timestamp()),
         not_after: time(certificate.validity().not_after.timestamp()),
@@ -185,7 +189,7 @@ impl StateDir {
         Ok(Pki { cas, certificate, key, facts })
     }
 
-    fn read_certificate(&self) -> Result<(CertificateDer<'static>, Facts), IdentityError> {
+    fn read_certificate(&self) -> Result<(CertificateDer<'static>, CertificateFacts), IdentityError> {
         let path = self.in_pki(CERTIFICATE);
         let malformed = |reason| IdentityError::Malformed { path: path.clone(), reason };
         let text = match read_text(&path) {
@@ -200,7 +204,11 @@ impl StateDir {
     }
 
     /// Reads a key. `None` if the file is missing, or if the key doesn't belong to the certificate.
-    fn read_key(&self, name: &str, facts: &Facts) -> Result<Option<PrivateKeyDer<'static>>, IdentityError> {
+    fn read_key(
+        &self,
+        name: &str,
+        facts: &CertificateFacts,
+    ) -> Result<Option<PrivateKeyDer<'static>>, IdentityError> {
         let path = self.in_pki(name);
         let pem = match read_text(&path) {
             Err(IdentityError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -228,7 +236,7 @@ impl StateDir {
         {
             return Ok(NewKey(pair));
         }
-        let failed = |source| IdentityError::file("write", &path, source);
+        let failed = |source| IdentityError::for_file("write", &path, source);
         let pair = KeyPair::generate().map_err(|error| failed(io::Error::other(error)))?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(self.pki()).map_err(failed)?;
         write(&path, pair.serialize_pem().as_bytes(), 0o600)?;
@@ -247,16 +255,16 @@ impl StateDir {
     }
 
     /// Stores other URLs.
-    pub(crate) fn redirect(&self, connection: &Connection) -> Result<(), IdentityError> {
+    pub(crate) fn replace_urls(&self, connection: &Connection) -> Result<(), IdentityError> {
         let path = self.connection();
         let json = serde_json::to_vec_pretty(connection)
-            .map_err(|error| IdentityError::file("write", &path, error.into()))?;
+            .map_err(|error| IdentityError::for_file("write", &path, error.into()))?;
         write(&path, &json, 0o644)
     }
 
     /// Stores the CA and the URLs. Must come before the certificate, whose presence marks this node as joined.
     pub(crate) fn store_connection(&self, ca: &str, connection: &Connection) -> Result<(), IdentityError> {
-        self.redirect(connection)?;
+        self.replace_urls(connection)?;
         write(&self.in_pki(CA), ca.as_bytes(), 0o644)
     }
 
@@ -269,16 +277,16 @@ impl StateDir {
         let path = self.in_pki(KEY);
         fs::rename(self.in_pki(NEW_KEY), &path)
             .and_then(|()| sync_dir(&path))
-            .map_err(|source| IdentityError::file("rename the new key to", &path, source))
+            .map_err(|source| IdentityError::for_file("rename the new key to", &path, source))
     }
 }
 
 fn read_text(path: &Path) -> Result<String, IdentityError> {
-    fs::read_to_string(path).map_err(|source| IdentityError::file("read", path, source))
+    fs::read_to_string(path).map_err(|source| IdentityError::for_file("read", path, source))
 }
 
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), IdentityError> {
-    replace_file(path, bytes, mode).map_err(|source| IdentityError::file("write", path, source))
+    replace_file(path, bytes, mode).map_err(|source| IdentityError::for_file("write", path, source))
 }
 
 /// Writes a file atomically: writes and syncs a temporary file, then renames it. The umask doesn't apply to the mode.

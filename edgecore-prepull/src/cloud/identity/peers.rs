@@ -26,7 +26,7 @@ pub(super) fn peer_tls(
     clock: &Arc<CloudClock>,
 ) -> Result<PeerTls, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let roots = Arc::new(trusted(cas.to_vec())?);
+    let roots = Arc::new(root_store(cas.to_vec())?);
     let nodes = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
         .build()
         .map_err(|error| Error::General(error.to_string()))?;
@@ -96,7 +96,7 @@ pub(crate) fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeName> {
 }
 
 /// A root store with exactly these CAs.
-pub(super) fn trusted(cas: Vec<CertificateDer<'static>>) -> Result<rustls::RootCertStore, rustls::Error> {
+pub(super) fn root_store(cas: Vec<CertificateDer<'static>>) -> Result<rustls::RootCertStore, rustls::Error> {
     let mut roots = rustls::RootCertStore::empty();
     for ca in cas {
         roots.add(ca)?;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::current::Identity;
 use super::error::IdentityError;
 use super::files::check_issued;
-use crate::backoff::{Backoff, random};
+use crate::backoff::{Backoff, random_fraction};
 use crate::cloud::endpoint::{BadUrl, ENROLL_SCHEME, RequestError, Urls, post_to_any};
 
 /// The first and the longest wait after a failed renewal, with full jitter. There's no hurry, since a third of the
@@ -61,7 +61,7 @@ impl Identity {
     /// Requests a certificate for a new key from the first server that answers, over mTLS with the current one. From
     /// then on, all users of this identity have the new certificate.
     pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
-        let endpoints = enroll_urls.into().ways(ENROLL_SCHEME, &Proxies::from_env())?;
+        let endpoints = enroll_urls.into().endpoints_to_dial(ENROLL_SCHEME, &Proxies::from_env())?;
         let key = self.dir.requested_key()?;
         let tls = self.current.borrow().tls.clone();
         let request =
@@ -100,7 +100,7 @@ impl Identity {
                     }
                     Err(error) => {
                         let least = error.least_wait();
-                        let pause = retries.next(self.is_superseded(), random()).max(least);
+                        let pause = retries.next(self.is_superseded(), random_fraction()).max(least);
                         let until = humantime::format_rfc3339_seconds(self.not_after());
                         if self.has_expired() {
                             tracing::error!(
@@ -148,13 +148,13 @@ impl Identity {
     }
 
     async fn sleep_until_due(&self) {
-        let chance = random();
+        let chance = random_fraction();
         let mut renew_at = self.renew_at.subscribe();
         loop {
             let early = *renew_at.borrow_and_update();
             let due = {
                 let current = self.current.borrow();
-                let due = due(current.not_before, current.not_after, chance);
+                let due = renewal_due(current.not_before, current.not_after, chance);
                 early.map_or(due, |early| due.min(early))
             };
             match due.duration_since(SystemTime::now()) {
@@ -214,7 +214,7 @@ impl Retries {
 
 /// Time to renew: after two thirds of the certificate's life, plus up to a twentieth of it, so that edges that joined
 /// together don't renew together.
-fn due(not_before: SystemTime, not_after: SystemTime, chance: f64) -> SystemTime {
+fn renewal_due(not_before: SystemTime, not_after: SystemTime, chance: f64) -> SystemTime {
     let life = not_after.duration_since(not_before).unwrap_or_default();
     not_before + life * 2 / 3 + (life / 20).mul_f64(chance)
 }
@@ -228,9 +228,9 @@ mod tests {
     #[test]
     fn renewal_is_due_at_two_thirds() {
         let day = |n: u64| UNIX_EPOCH + Duration::from_secs(n * 24 * 3600);
-        assert_eq!(due(day(100), day(130), 0.0), day(120));
-        assert_eq!(due(day(100), day(130), 1.0), day(121) + Duration::from_secs(12 * 3600));
-        assert_eq!(due(day(100), day(90), 1.0), day(100));
+        assert_eq!(renewal_due(day(100), day(130), 0.0), day(120));
+        assert_eq!(renewal_due(day(100), day(130), 1.0), day(121) + Duration::from_secs(12 * 3600));
+        assert_eq!(renewal_due(day(100), day(90), 1.0), day(100));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) enum TrustError {
 
 impl Identity {
     /// The name of the set of CAs that this node trusts.
-    pub(crate) fn trusts(&self) -> String {
+    pub(crate) fn trusted_bundle_id(&self) -> String {
         bundle_id(&self.current.borrow().bundle)
     }
 

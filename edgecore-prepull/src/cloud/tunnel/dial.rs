@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use prepull_api::sites::PeerDoor;
-use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TrustedCas, Welcome, decode, encode};
+use prepull_api::wire::{
+    CloudMessage, EdgeMessage, Hello, SUBPROTOCOL, TrustedCas, Welcome, decode_frame, encode_frame,
+};
 use prepull_registry::Proxies;
 use prepull_tunnel::{ByteCount, Channel, ChannelEvent, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
@@ -24,12 +26,12 @@ use tokio_tungstenite::tungstenite::http::{HeaderValue, header::SEC_WEBSOCKET_PR
 use tokio_util::sync::CancellationToken;
 
 use super::TunnelEvent;
-use super::route::{Route, Waits};
-use crate::backoff::random;
-use crate::cloud::endpoint::{BadUrl, CONNECT_DEADLINE, Endpoint, TUNNEL_SCHEME, Urls, printable};
-use crate::cloud::identity::{Current, Identity};
-use crate::metrics::Metrics;
-use end::{End, from_websocket};
+use super::route::{RoundWaits, Route};
+use crate::backoff::random_fraction;
+use crate::cloud::endpoint::{BadUrl, CONNECT_DEADLINE, CloudEndpoint, TUNNEL_SCHEME, Urls, printable_start};
+use crate::cloud::identity::{CurrentCertificate, Identity};
+use crate::metrics::AgentMetrics;
+use end::{TunnelEnd, from_websocket};
 
 /// The shortest and the longest heartbeat that a cloud may choose. A shorter one would fill the link with pings; with a
 /// longer one a NAT would silently forget the connection.
@@ -37,7 +39,7 @@ const HEARTBEATS: (Duration, Duration) = (Duration::from_millis(100), Duration::
 
 /// Timing of the tunnel's edge side.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct TunnelSettings {
     /// Upper bound of the first wait after a round of failed attempts. It grows by the time already waited.
     pub first_backoff: Duration,
     /// Upper bound of all later waits.
@@ -55,7 +57,7 @@ pub struct Settings {
     pub write_grace: Duration,
 }
 
-impl Default for Settings {
+impl Default for TunnelSettings {
     fn default() -> Self {
         Self {
             first_backoff: Duration::from_secs(1),
@@ -81,18 +83,18 @@ pub async fn run(
     outgoing: mpsc::Receiver<EdgeMessage>,
     shutdown: CancellationToken,
 ) -> Result<(), BadUrl> {
-    Dial::new(Settings::default(), identity, events, shutdown).keep_session(tunnel_urls, outgoing).await
+    Dial::new(TunnelSettings::default(), identity, events, shutdown).keep_session(tunnel_urls, outgoing).await
 }
 
 /// Dials the cloud with settings of its own; see [`run`].
 pub struct Dial {
-    settings: Settings,
-    identity: watch::Receiver<Arc<Current>>,
+    settings: TunnelSettings,
+    identity: watch::Receiver<Arc<CurrentCertificate>>,
     /// Takes over the CAs that the cloud names.
     trust: Identity,
     events: mpsc::Sender<TunnelEvent>,
     shutdown: CancellationToken,
-    metrics: Option<Arc<Metrics>>,
+    metrics: Option<Arc<AgentMetrics>>,
     peer_address: PeerAddress,
     /// The local address of the session.
     local: Option<SocketAddr>,
@@ -126,18 +128,18 @@ impl PeerAddress {
 }
 
 /// The outcome of an attempt.
-struct Attempt {
-    end: End,
+struct DialOutcome {
+    end: TunnelEnd,
     /// The duration of the session, counted from `Welcome`. `None` if there was no `Welcome`.
     lasted: Option<Duration>,
 }
 
-type Tunnel = Channel<TlsStream<TcpStream>>;
+type TunnelChannel = Channel<TlsStream<TcpStream>>;
 
 impl Dial {
     /// Dials with these settings.
     pub fn new(
-        settings: Settings,
+        settings: TunnelSettings,
         trust: Identity,
         events: mpsc::Sender<TunnelEvent>,
         shutdown: CancellationToken,
@@ -149,7 +151,7 @@ impl Dial {
 
     /// Keeps the address of the session in the metrics, and sends this node's address for its neighbours in `Hello`.
     #[must_use]
-    pub(crate) fn measured(self, metrics: Arc<Metrics>, peer_address: PeerAddress) -> Self {
+    pub(crate) fn with_metrics(self, metrics: Arc<AgentMetrics>, peer_address: PeerAddress) -> Self {
         Self { metrics: Some(metrics), peer_address, ..self }
     }
 
@@ -162,19 +164,19 @@ impl Dial {
         tunnel_urls: impl Into<Urls>,
         mut outgoing: mpsc::Receiver<EdgeMessage>,
     ) -> Result<(), BadUrl> {
-        let endpoints = tunnel_urls.into().ways(TUNNEL_SCHEME, &Proxies::from_env())?;
+        let endpoints = tunnel_urls.into().endpoints_to_dial(TUNNEL_SCHEME, &Proxies::from_env())?;
         // `endpoints` is never empty.
         let addresses = NonZeroUsize::new(endpoints.len()).unwrap_or(NonZeroUsize::MIN);
-        let waits = Waits::new(self.settings.first_backoff, self.settings.last_backoff);
+        let waits = RoundWaits::new(self.settings.first_backoff, self.settings.last_backoff);
         let mut route = Route::new(addresses, waits, self.settings.stable_after);
         while !self.shutdown.is_cancelled() {
             let endpoint = &endpoints[route.index()];
-            let Attempt { end, lasted } = self.attempt(endpoint, &mut outgoing).await;
+            let DialOutcome { end, lasted } = self.dial_once(endpoint, &mut outgoing).await;
             let Some(ended) = end.for_route(lasted.is_some()) else { break };
-            let wait = route.advance(ended, lasted, random());
+            let wait = route.advance(ended, lasted, random_fraction());
             let (address, next) = (endpoint.to_string(), endpoints[route.index()].to_string());
             if let Some(metrics) = &self.metrics {
-                metrics.status().disconnect(address.clone(), end.to_string(), wait, SystemTime::now());
+                metrics.status().mark_disconnected(address.clone(), end.to_string(), wait, SystemTime::now());
             }
             if lasted.is_some() {
                 tracing::info!(address, reason = %end, reconnect_in = ?wait, next, "disconnected from the cloud");
@@ -197,14 +199,18 @@ impl Dial {
     }
 
     /// Dials once, and carries messages until the session ends.
-    async fn attempt(&mut self, endpoint: &Endpoint, outgoing: &mut mpsc::Receiver<EdgeMessage>) -> Attempt {
+    async fn dial_once(
+        &mut self,
+        endpoint: &CloudEndpoint,
+        outgoing: &mut mpsc::Receiver<EdgeMessage>,
+    ) -> DialOutcome {
         let shutdown = self.shutdown.clone();
         // Boxed, so that the memory of the handshake is freed before the session.
         let connected = drop_meanwhile(Box::pin(self.connect(endpoint)), outgoing);
         let mut channel = match shutdown.run_until_cancelled(connected).await {
             Some(Ok(channel)) => channel,
-            Some(Err(end)) => return Attempt { end, lasted: None },
-            None => return Attempt { end: End::Shutdown, lasted: None },
+            Some(Err(end)) => return DialOutcome { end, lasted: None },
+            None => return DialOutcome { end: TunnelEnd::Shutdown, lasted: None },
         };
         let welcomed = drop_meanwhile(self.greet(&mut channel), outgoing);
         let (end, lasted) = match shutdown.run_until_cancelled(welcomed).await {
@@ -217,16 +223,17 @@ impl Dial {
                 );
                 self.measure_session(Some(endpoint));
                 drop_meanwhile(self.send_event(TunnelEvent::Connected(welcome)), outgoing).await;
-                let end = match shutdown.run_until_cancelled(self.carry(&mut channel, outgoing)).await {
-                    Some(Ok(never)) => match never {},
-                    Some(Err(end)) => end,
-                    None => End::Shutdown,
-                };
+                let end =
+                    match shutdown.run_until_cancelled(self.carry_messages(&mut channel, outgoing)).await {
+                        Some(Ok(never)) => match never {},
+                        Some(Err(end)) => end,
+                        None => TunnelEnd::Shutdown,
+                    };
                 self.measure_session(None);
                 (end, Some(start.elapsed()))
             }
             Some(Err(end)) => (end, None),
-            None => (End::Shutdown, None),
+            None => (TunnelEnd::Shutdown, None),
         };
         let farewell = async {
             match end.close_code() {
@@ -237,7 +244,7 @@ impl Dial {
         let notified = self.send_event(TunnelEvent::Disconnected);
         // The agent may be blocked in a send before it receives the event.
         drop_meanwhile(async { tokio::join!(farewell, notified) }, outgoing).await;
-        Attempt { end, lasted }
+        DialOutcome { end, lasted }
     }
 
     /// Sends an event to the agent. During shutdown it's dropped if the queue is full, because the agent may no longer
@@ -251,17 +258,17 @@ impl Dial {
         }
     }
 
-    fn measure_session(&self, endpoint: Option<&Endpoint>) {
+    fn measure_session(&self, endpoint: Option<&CloudEndpoint>) {
         if let Some(metrics) = &self.metrics {
             metrics.set_session(endpoint.map(ToString::to_string));
             if let Some(endpoint) = endpoint {
-                metrics.status().connect(endpoint.to_string(), SystemTime::now());
+                metrics.status().mark_connected(endpoint.to_string(), SystemTime::now());
             }
         }
     }
 
-    async fn connect(&mut self, endpoint: &Endpoint) -> Result<Tunnel, End> {
-        let unreachable = |error: std::io::Error| End::Unreachable(error.into());
+    async fn connect(&mut self, endpoint: &CloudEndpoint) -> Result<TunnelChannel, TunnelEnd> {
+        let unreachable = |error: std::io::Error| TunnelEnd::Unreachable(error.into());
         let stream = endpoint.connect(self.settings.connect_deadline).await.map_err(unreachable)?;
         self.local = stream.local_addr().ok();
         let tls = self.identity.borrow_and_update().tls.clone();
@@ -275,32 +282,33 @@ impl Dial {
             )
             .await
             .map_err(from_websocket)?;
-            Ok::<_, End>(socket)
+            Ok::<_, TunnelEnd>(socket)
         };
         let deadline = self.settings.handshake_deadline;
-        let socket = timeout(deadline, handshake).await.map_err(|_| End::HandshakeTooSlow(deadline))??;
+        let socket =
+            timeout(deadline, handshake).await.map_err(|_| TunnelEnd::HandshakeTooSlow(deadline))??;
         let terms =
             Terms { heartbeat: self.settings.welcome_deadline, write_grace: self.settings.write_grace };
         Ok(Channel::new(socket, terms))
     }
 
     /// Sends `Hello` and waits for `Welcome`.
-    async fn greet(&self, channel: &mut Tunnel) -> Result<Welcome, End> {
+    async fn greet(&self, channel: &mut TunnelChannel) -> Result<Welcome, TunnelEnd> {
         let greeting = async {
-            let hello = self.request_hello().await.ok_or(End::NoHello)?;
+            let hello = self.request_hello().await.ok_or(TunnelEnd::NoHello)?;
             let streams = hello.peer.is_some_and(|door| door.streams);
             let peer = self.peer_address.door(self.local, streams);
-            let hello = Hello { trusts: Some(self.trust.trusts()), peer, ..hello };
-            channel.start_send(encode(&EdgeMessage::Hello(Box::new(hello)))?.into())?;
+            let hello = Hello { trusts: Some(self.trust.trusted_bundle_id()), peer, ..hello };
+            channel.start_send(encode_frame(&EdgeMessage::Hello(Box::new(hello)))?.into())?;
             loop {
                 match channel.next(true).await? {
-                    ChannelEvent::Text(text) => match decode(&text)? {
+                    ChannelEvent::Text(text) => match decode_frame(&text)? {
                         CloudMessage::Welcome(welcome) => return Ok(welcome),
                         CloudMessage::Goaway { after, reason } => {
-                            return Err(End::Goaway { after, reason: printable(&reason) });
+                            return Err(TunnelEnd::Goaway { after, reason: printable_start(&reason) });
                         }
                         CloudMessage::Other => {}
-                        _ => return Err(End::NotWelcome),
+                        _ => return Err(TunnelEnd::NotWelcome),
                     },
                     ChannelEvent::Control | ChannelEvent::Writable => {}
                 }
@@ -309,7 +317,7 @@ impl Dial {
         let deadline = self.settings.welcome_deadline;
         let welcome: Welcome = match timeout(deadline, greeting).await {
             Ok(welcome) => welcome?,
-            Err(_) => return Err(End::NoWelcome(deadline)),
+            Err(_) => return Err(TunnelEnd::NoWelcome(deadline)),
         };
         let heartbeat = welcome.heartbeat.clamp(HEARTBEATS.0, HEARTBEATS.1);
         channel.set_terms(Terms { heartbeat, write_grace: self.settings.write_grace });
@@ -324,25 +332,25 @@ impl Dial {
 
     /// Carries messages both ways until the session ends. We read from the socket only while there's room for an event,
     /// but always write: the agent may be blocked in a send before it receives again.
-    async fn carry(
+    async fn carry_messages(
         &mut self,
-        channel: &mut Tunnel,
+        channel: &mut TunnelChannel,
         outgoing: &mut mpsc::Receiver<EdgeMessage>,
-    ) -> Result<std::convert::Infallible, End> {
+    ) -> Result<std::convert::Infallible, TunnelEnd> {
         let (mut room, mut confirmation, mut has_skipped) = (None, None, false);
         loop {
             if channel.is_writable()
                 && let Some(confirmation) = confirmation.take()
             {
-                channel.start_send(encode(&confirmation)?.into())?;
+                channel.start_send(encode_frame(&confirmation)?.into())?;
             }
             tokio::select! {
                 permit = self.events.reserve(), if room.is_none() => {
-                    room = Some(permit.map_err(|_| End::Shutdown)?);
+                    room = Some(permit.map_err(|_| TunnelEnd::Shutdown)?);
                 }
                 message = outgoing.recv(), if channel.is_writable() => {
-                    let message = message.ok_or(End::Shutdown)?;
-                    match encode(&message) {
+                    let message = message.ok_or(TunnelEnd::Shutdown)?;
+                    match encode_frame(&message) {
                         Ok(text) => channel.start_send(text.into())?,
                         // The agent keeps its messages within the limits, so this is a bug and must not be silent.
                         Err(error) => tracing::error!(%error, "a message for the cloud cannot be sent"),
@@ -350,9 +358,9 @@ impl Dial {
                 }
                 event = channel.next(room.is_some()) => {
                     let ChannelEvent::Text(text) = event? else { continue };
-                    match decode(&text)? {
+                    match decode_frame(&text)? {
                         CloudMessage::Goaway { after, reason } => {
-                            return Err(End::Goaway { after, reason: printable(&reason) });
+                            return Err(TunnelEnd::Goaway { after, reason: printable_start(&reason) });
                         }
                         CloudMessage::Trust(cas) => confirmation = self.take_over(&cas).or(confirmation),
                         CloudMessage::Other => {
@@ -372,8 +380,8 @@ impl Dial {
                     }
                 }
                 changed = self.identity.changed() => {
-                    changed.map_err(|_| End::Shutdown)?;
-                    return Err(End::Renewed);
+                    changed.map_err(|_| TunnelEnd::Shutdown)?;
+                    return Err(TunnelEnd::Renewed);
                 }
             }
         }
@@ -381,7 +389,7 @@ impl Dial {
 
     /// Trusts the CAs that the cloud names, and returns the confirmation.
     fn take_over(&self, cas: &TrustedCas) -> Option<EdgeMessage> {
-        match self.trust.trust(cas, SystemTime::now(), random()) {
+        match self.trust.trust(cas, SystemTime::now(), random_fraction()) {
             Ok(bundle) => {
                 tracing::info!(bundle, "the CAs that the cloud named are trusted");
                 Some(EdgeMessage::Trusts { bundle })
@@ -395,7 +403,7 @@ impl Dial {
     }
 }
 
-fn upgrade_request(endpoint: &Endpoint) -> Result<tungstenite::handshake::client::Request, End> {
+fn upgrade_request(endpoint: &CloudEndpoint) -> Result<tungstenite::handshake::client::Request, TunnelEnd> {
     let url = format!("wss://{}{}", endpoint.authority(), endpoint.path);
     let mut request = url.into_client_request().map_err(from_websocket)?;
     request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));

@@ -13,7 +13,7 @@ const LONGEST_GOAWAY: Duration = Duration::from_secs(600);
 
 /// How an attempt at the current address ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum AttemptEnd {
     /// No session was established.
     Failed,
     /// A session broke off. As far as we know, the address still works.
@@ -36,7 +36,7 @@ pub(super) struct Route {
     index: usize,
     /// Attempts in this round.
     tried: usize,
-    waits: Waits,
+    waits: RoundWaits,
     stable_after: Duration,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Route {
 /// If every round doubled the ceiling, however short its random wait was, a few of ten thousand edges would try five
 /// times within the two seconds of a restart, and then wait for half a minute.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waits {
+pub(super) struct RoundWaits {
     /// The ceiling of the first wait.
     first: Duration,
     /// The ceiling of any wait.
@@ -54,7 +54,7 @@ pub(super) struct Waits {
     waited: Duration,
 }
 
-impl Waits {
+impl RoundWaits {
     pub(super) fn new(first: Duration, last: Duration) -> Self {
         Self { first, last, waited: Duration::ZERO }
     }
@@ -75,7 +75,7 @@ impl Waits {
 
 impl Route {
     /// A route that begins at the first address. A session of at least `stable_after` resets the waits.
-    pub(super) fn new(addresses: NonZeroUsize, waits: Waits, stable_after: Duration) -> Self {
+    pub(super) fn new(addresses: NonZeroUsize, waits: RoundWaits, stable_after: Duration) -> Self {
         Self { addresses, index: 0, tried: 0, waits, stable_after }
     }
 
@@ -86,27 +86,27 @@ impl Route {
 
     /// Moves on after an attempt; `lasted` is the duration of its session, if there was one. Returns the wait before the
     /// next attempt; `chance`, from 0 to 1, is the jitter.
-    pub(super) fn advance(&mut self, ended: Ended, lasted: Option<Duration>, chance: f64) -> Duration {
+    pub(super) fn advance(&mut self, ended: AttemptEnd, lasted: Option<Duration>, chance: f64) -> Duration {
         if lasted.is_some_and(|lasted| lasted >= self.stable_after) {
             self.waits.reset();
         }
         self.tried += 1;
-        let round_goes_on = ended == Ended::Failed && self.tried < self.addresses.get();
+        let round_goes_on = ended == AttemptEnd::Failed && self.tried < self.addresses.get();
         if !round_goes_on {
             self.tried = 0;
         }
         // Stay at an address that worked; otherwise move on to the next one.
-        if !matches!(ended, Ended::Lost | Ended::Renewed) {
+        if !matches!(ended, AttemptEnd::Lost | AttemptEnd::Renewed) {
             self.index = (self.index + 1) % self.addresses;
         }
         match ended {
-            Ended::Failed if round_goes_on => Duration::ZERO,
-            Ended::Failed | Ended::Lost | Ended::Gone => self.waits.next(chance),
+            AttemptEnd::Failed if round_goes_on => Duration::ZERO,
+            AttemptEnd::Failed | AttemptEnd::Lost | AttemptEnd::Gone => self.waits.next(chance),
             // The wait applies to the other addresses too: cloudcore spreads its edges to protect the replica that
             // takes over.
-            Ended::Goaway { after } => after.min(LONGEST_GOAWAY),
+            AttemptEnd::Goaway { after } => after.min(LONGEST_GOAWAY),
             // This isn't a failure.
-            Ended::Renewed => Duration::ZERO,
+            AttemptEnd::Renewed => Duration::ZERO,
         }
     }
 }
@@ -119,14 +119,14 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn route(addresses: usize) -> Route {
-        let waits = Waits::new(Duration::from_secs(1), MINUTE);
+        let waits = RoundWaits::new(Duration::from_secs(1), MINUTE);
         Route::new(addresses.try_into().unwrap(), waits, MINUTE)
     }
 
     /// The index and the wait in seconds after each end, with the jitter at its highest.
-    fn steps(addresses: usize, ends: &[(Ended, Option<u64>)]) -> Vec<(usize, u64)> {
+    fn steps(addresses: usize, ends: &[(AttemptEnd, Option<u64>)]) -> Vec<(usize, u64)> {
         let mut route = route(addresses);
-        let mut go = |(ended, lasted): &(Ended, Option<u64>)| {
+        let mut go = |(ended, lasted): &(AttemptEnd, Option<u64>)| {
             let wait = route.advance(*ended, lasted.map(Duration::from_secs), 1.0);
             (route.index(), wait.as_secs())
         };
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn only_rounds_have_a_wait_that_doubles() {
-        let failed = (Ended::Failed, None);
+        let failed = (AttemptEnd::Failed, None);
         for (addresses, expected) in [
             (1, vec![(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (0, 32), (0, 60), (0, 60)]),
             (2, vec![(1, 0), (0, 1), (1, 0), (0, 2), (1, 0), (0, 4)]),
@@ -147,17 +147,17 @@ mod tests {
 
     #[test]
     fn the_next_round_keeps_a_working_address() {
-        let goaway = Ended::Goaway { after: Duration::from_secs(7) };
-        let long = Ended::Goaway { after: 10 * LONGEST_GOAWAY };
+        let goaway = AttemptEnd::Goaway { after: Duration::from_secs(7) };
+        let long = AttemptEnd::Goaway { after: 10 * LONGEST_GOAWAY };
         for (ended, expected) in [
             // The session was with the second of three addresses.
-            (Ended::Lost, (1, 1)),
-            (Ended::Renewed, (1, 0)),
-            (Ended::Gone, (2, 1)),
+            (AttemptEnd::Lost, (1, 1)),
+            (AttemptEnd::Renewed, (1, 0)),
+            (AttemptEnd::Gone, (2, 1)),
             (goaway, (2, 7)),
             (long, (2, 600)),
         ] {
-            let failed = (Ended::Failed, None);
+            let failed = (AttemptEnd::Failed, None);
             let served = (ended, Some(5));
             let steps = steps(3, &[failed, served, failed, failed, failed]);
             let (at, _) = expected;
@@ -171,13 +171,13 @@ mod tests {
 
     #[test]
     fn a_goaway_is_obeyed_without_a_session() {
-        let goaway = Ended::Goaway { after: Duration::from_secs(7) };
+        let goaway = AttemptEnd::Goaway { after: Duration::from_secs(7) };
         assert_eq!(steps(2, &[(goaway, None), (goaway, None)]), [(1, 7), (0, 7)]);
     }
 
     #[test]
     fn only_a_stable_session_resets_the_waits() {
-        let lost = |lasted| (Ended::Lost, Some(lasted));
+        let lost = |lasted| (AttemptEnd::Lost, Some(lasted));
         assert_eq!(
             steps(2, &[lost(1), lost(59), lost(59), lost(60), lost(1)]),
             [(0, 1), (0, 2), (0, 4), (0, 1), (0, 2)]
@@ -195,10 +195,14 @@ mod tests {
         for away in [1500, 2200, 5000, 20_000].map(Duration::from_millis) {
             let back = (0..10_000).map(|_| {
                 // The session is lost, and each attempt is refused immediately until the cloud is back.
-                let (mut route, mut ended, mut now) = (route(1), Ended::Lost, Duration::ZERO);
+                let (mut route, mut ended, mut now) = (route(1), AttemptEnd::Lost, Duration::ZERO);
                 while now < away {
-                    now += route.advance(ended, Some(3 * MINUTE).filter(|_| ended == Ended::Lost), chance());
-                    ended = Ended::Failed;
+                    now += route.advance(
+                        ended,
+                        Some(3 * MINUTE).filter(|_| ended == AttemptEnd::Lost),
+                        chance(),
+                    );
+                    ended = AttemptEnd::Failed;
                 }
                 now
             });
@@ -213,7 +217,7 @@ mod tests {
     #[test]
     fn a_failover_takes_at_most_one_wait() {
         // A stable session breaks off, its server is gone, and the second server has taken over.
-        let steps = steps(2, &[(Ended::Lost, Some(3600)), (Ended::Failed, None)]);
+        let steps = steps(2, &[(AttemptEnd::Lost, Some(3600)), (AttemptEnd::Failed, None)]);
         assert_eq!(steps, [(0, 1), (1, 0)]);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::cloud::join::{TokenArgs, parse_server};
-use crate::config::Settings;
+use crate::config::AgentSettings;
 
 /// The arguments of `install`.
 #[derive(Clone, Debug, Args)]
@@ -58,7 +58,7 @@ pub(crate) struct InstallArgs {
     pub(crate) dry_run: bool,
     /// The settings of `run`
     #[command(flatten)]
-    pub(crate) settings: Settings,
+    pub(crate) settings: AgentSettings,
 }
 
 /// The arguments of `uninstall`.

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::places::Places;
+use super::places::InstallPlaces;
 use super::plan::Init;
 
 /// The remaining steps, once everything else is in place.
-pub(super) fn explain(init: Init, program: &Path, places: &Places) -> String {
+pub(super) fn explain_start(init: Init, program: &Path, places: &InstallPlaces) -> String {
     let (program, settings) = (program.display(), places.settings.display());
     let run = format!("{program} run --config {settings}");
     match init {
@@ -88,8 +88,8 @@ mod tests {
 
     /// Runs the commands with this directory as `/`, and with stubs for OpenRC.
     fn paste(init: Init, root: &Path) {
-        let places = Places::default();
-        let said = explain(init, &places.program, &places);
+        let places = InstallPlaces::default();
+        let said = explain_start(init, &places.program, &places);
         // The commands are between the heading and the closing remark.
         let script = said.split("\n\n").nth(1).unwrap();
         let mut script = script.to_owned();

@@ -8,21 +8,25 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use rustix::fs::{FlockOperation, flock};
 
-use super::places::Places;
-use super::plan::{Facts, Init, JoinedAs, Wish};
+use super::places::InstallPlaces;
+use super::plan::{Init, InstallWish, JoinedAs, MachineFacts};
 use super::proxies;
 use super::systemd::{self, UnitState};
 use crate::cloud::identity::{Connection, Identity, IdentityError, StateDir};
-use crate::config::Settings;
+use crate::config::AgentSettings;
 use crate::images::runtime::RuntimeEndpoint;
 
 /// The mode of the program.
 pub(super) const PROGRAM_MODE: u32 = 0o755;
 
 /// Collects the facts for [`super::plan`]. `ca` is the CA of the token, if there is one.
-pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>, wish: &Wish) -> anyhow::Result<Facts> {
+pub(super) async fn collect_facts(
+    places: &InstallPlaces,
+    ca: Option<&[u8; 32]>,
+    wish: &InstallWish,
+) -> anyhow::Result<MachineFacts> {
     let init = find_init(places);
-    let unit = if init == Init::Systemd { systemd::state().await? } else { UnitState::default() };
+    let unit = if init == Init::Systemd { systemd::unit_state().await? } else { UnitState::default() };
     let program = std::env::current_exe().context("cannot find the path of this program")?;
     let is_packaged = is_packaged(places);
     let is_program_there = if is_packaged {
@@ -30,41 +34,41 @@ pub(super) async fn look(places: &Places, ca: Option<&[u8; 32]>, wish: &Wish) ->
     } else {
         is_same_program(&program, &places.program)?
     };
-    Ok(Facts {
+    Ok(MachineFacts {
         init,
         is_packaged,
         program,
         is_program_there,
         has_state_dir: places.state.is_dir(),
         has_own_program: places.program.exists(),
-        unit: read(&places.unit)?,
-        settings: read(&places.settings)?,
-        proxies: read(&places.proxies)?,
-        upgrade_key: read(&places.upgrade_key)?,
+        unit: read_if_present(&places.unit)?,
+        settings: read_if_present(&places.settings)?,
+        proxies: read_if_present(&places.proxies)?,
+        upgrade_key: read_if_present(&places.upgrade_key)?,
         runtime_proxies: proxies::of_runtime(&runtime(places, wish)).await,
         is_enabled: unit.is_enabled,
         is_running: unit.is_running(),
         is_restart_due: places.restart_due.exists(),
         is_state_in_use: is_state_in_use(places),
-        host_name: read(Path::new("/proc/sys/kernel/hostname"))?.unwrap_or_default(),
+        host_name: read_if_present(Path::new("/proc/sys/kernel/hostname"))?.unwrap_or_default(),
         joined: find_identity(places, ca)?,
     })
 }
 
 /// The runtime that the agent will use.
-fn runtime(places: &Places, wish: &Wish) -> RuntimeEndpoint {
+fn runtime(places: &InstallPlaces, wish: &InstallWish) -> RuntimeEndpoint {
     let given = wish.settings.get("runtimeEndpoint").and_then(|endpoint| endpoint.as_str()?.parse().ok());
-    let stored = || Settings::from_file(&places.settings).ok()?.runtime_endpoint;
+    let stored = || AgentSettings::from_file(&places.settings).ok()?.runtime_endpoint;
     given.or_else(stored).unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
 }
 
 /// Whether a package has installed the agent.
-pub(crate) fn is_packaged(places: &Places) -> bool {
+pub(crate) fn is_packaged(places: &InstallPlaces) -> bool {
     places.units_of_packages.iter().any(|unit| unit.exists())
 }
 
 /// The init system of this machine.
-pub(crate) fn find_init(places: &Places) -> Init {
+pub(crate) fn find_init(places: &InstallPlaces) -> Init {
     // The test of sd_booted(3). systemd in a container counts as well.
     if places.systemd.is_dir() {
         return Init::Systemd;
@@ -82,7 +86,7 @@ pub(crate) fn find_init(places: &Places) -> Init {
     if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() { Init::Container } else { Init::Unknown }
 }
 
-fn read(path: &Path) -> anyhow::Result<Option<String>> {
+fn read_if_present(path: &Path) -> anyhow::Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -104,13 +108,13 @@ fn is_same_program(running: &Path, installed: &Path) -> anyhow::Result<bool> {
 }
 
 /// Whether a process holds the lock of a running agent.
-pub(crate) fn is_state_in_use(places: &Places) -> bool {
+pub(crate) fn is_state_in_use(places: &InstallPlaces) -> bool {
     let lock = places.state.join("lock");
     let Ok(file) = fs::OpenOptions::new().write(true).open(lock) else { return false };
     matches!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-fn find_identity(places: &Places, ca: Option<&[u8; 32]>) -> anyhow::Result<Option<JoinedAs>> {
+fn find_identity(places: &InstallPlaces, ca: Option<&[u8; 32]>) -> anyhow::Result<Option<JoinedAs>> {
     match Identity::load(&places.state) {
         Ok(identity) => Ok(Some(JoinedAs {
             node: identity.node(),

@@ -12,7 +12,7 @@ pub(crate) const PROGRAM_OF_PACKAGE: &str = "/usr/bin/edgecore-prepull";
 
 /// The files and directories of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct InstallPlaces {
     pub(crate) program: PathBuf,
     pub(crate) unit: PathBuf,
     /// The administrator's additions to the unit, by `systemctl edit`.
@@ -35,13 +35,13 @@ pub(crate) struct Places {
     pub(crate) systemd: PathBuf,
 }
 
-impl Default for Places {
+impl Default for InstallPlaces {
     fn default() -> Self {
         Self::under(Path::new("/"))
     }
 }
 
-impl Places {
+impl InstallPlaces {
     /// The files that are replaced as a whole, each through a temporary file beside it.
     pub(crate) fn replaced_whole(&self) -> [&Path; 5] {
         [&self.program, &self.unit, &self.settings, &self.proxies, &self.upgrade_key]
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn the_unit_starts_the_installed_program() {
-        let Places { program, settings, proxies, state, .. } = Places::default();
+        let InstallPlaces { program, settings, proxies, state, .. } = InstallPlaces::default();
         let start = format!("ExecStart={} run --config {}\n", program.display(), settings.display());
         assert!(UNIT_FILE.contains(&start), "{start}");
         assert!(UNIT_FILE.contains(&format!("\nEnvironmentFile=-{}\n", proxies.display())));

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use prepull_api::task::NodeName;
 use serde_json::{Map, Value};
 
-use super::places::{PROGRAM_OF_PACKAGE, Places, UNIT};
+use super::places::{InstallPlaces, PROGRAM_OF_PACKAGE, UNIT};
 use super::{proxies, settings};
 use crate::cloud::endpoint::Urls;
 use crate::cloud::identity::Connection;
-use crate::config::Settings;
+use crate::config::AgentSettings;
 
 /// The unit. Packages have the same one with another path of the program.
 pub(crate) const UNIT_FILE: &str =
@@ -30,7 +30,7 @@ pub(crate) enum Init {
 /// Facts about this machine.
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each is found by itself")]
-pub(super) struct Facts {
+pub(super) struct MachineFacts {
     pub(super) init: Init,
     /// Whether a package has installed program and unit.
     pub(super) is_packaged: bool,
@@ -72,7 +72,7 @@ pub(super) struct JoinedAs {
 
 /// The options of the command line.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wish {
+pub(super) struct InstallWish {
     /// Empty to keep the URLs that the node has joined with.
     pub(super) enroll_urls: Urls,
     pub(super) tunnel_urls: Urls,
@@ -87,7 +87,7 @@ pub(super) struct Wish {
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum InstallStep {
     CreateStateDir,
     /// Get a certificate. With `renew`, an expired certificate may still be renewed without the token.
     Join {
@@ -116,17 +116,17 @@ pub(super) enum Step {
 
 /// The steps, in this order. A run may stop after any of them; the same command then continues from there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct InstallPlan {
     pub(super) node: NodeName,
     pub(super) connection: Connection,
     /// The file of the agent's proxies, as it will be.
     pub(super) proxies: Option<String>,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<InstallStep>,
 }
 
 /// Reason for doing nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum InstallRefusal {
     #[error(
         "{0} must run as root: put `sudo` in front (with the token in --token-file), or look at what it would do with --dry-run"
     )]
@@ -168,15 +168,19 @@ pub(crate) enum Refusal {
 }
 
 /// Decides on the steps.
-pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, Refusal> {
+pub(super) fn plan_install(
+    facts: &MachineFacts,
+    wish: &InstallWish,
+    places: &InstallPlaces,
+) -> Result<InstallPlan, InstallRefusal> {
     if facts.is_packaged && !facts.is_program_there {
-        return Err(Refusal::Packaged);
+        return Err(InstallRefusal::Packaged);
     }
     let has_systemd = facts.init == Init::Systemd;
     // We can't query services of another init. If our program is in place, we assume that the running agent is ours.
     let is_ours = facts.is_running || (!has_systemd && (facts.has_own_program || facts.is_packaged));
     if facts.is_state_in_use && !is_ours {
-        return Err(Refusal::OtherAgent(places.state.clone()));
+        return Err(InstallRefusal::OtherAgent(places.state.clone()));
     }
     let settings = plan_settings(facts, wish, places)?;
     let node = choose_node(facts, wish)?;
@@ -184,50 +188,50 @@ pub(super) fn plan(facts: &Facts, wish: &Wish, places: &Places) -> Result<Plan, 
 
     let mut steps = Vec::new();
     if !facts.has_state_dir {
-        steps.push(Step::CreateStateDir);
+        steps.push(InstallStep::CreateStateDir);
     }
     // First, because it fails most often: then nothing else is left behind.
     steps.extend(joining);
     if !facts.is_packaged && !facts.is_program_there {
-        steps.push(Step::CopyProgram);
+        steps.push(InstallStep::CopyProgram);
     }
     let is_unit_due = has_systemd && !facts.is_packaged && facts.unit.as_deref() != Some(UNIT_FILE);
     if is_unit_due {
-        steps.push(Step::WriteUnit);
+        steps.push(InstallStep::WriteUnit);
     }
-    steps.extend(settings.map(Step::WriteSettings));
-    let new_proxies = proxies::plan(facts.proxies.as_deref(), facts.runtime_proxies.as_deref());
+    steps.extend(settings.map(InstallStep::WriteSettings));
+    let new_proxies = proxies::plan_file(facts.proxies.as_deref(), facts.runtime_proxies.as_deref());
     let proxies = new_proxies.clone().or_else(|| facts.proxies.clone());
-    steps.extend(new_proxies.map(Step::WriteProxies));
+    steps.extend(new_proxies.map(InstallStep::WriteProxies));
     let replaced = find_replaced(facts, places);
     let is_unit_replaced = replaced.contains(&places.unit);
-    steps.extend(replaced.into_iter().map(Step::Remove));
+    steps.extend(replaced.into_iter().map(InstallStep::Remove));
     // An upgrade reads it.
     let upgrade_key = wish.upgrade_key.as_ref().filter(|key| facts.upgrade_key.as_ref() != Some(*key));
-    steps.extend(upgrade_key.cloned().map(Step::WriteUpgradeKey));
+    steps.extend(upgrade_key.cloned().map(InstallStep::WriteUpgradeKey));
     if !has_systemd {
-        steps.push(Step::Explain(facts.init));
-        return Ok(Plan { node, connection, proxies, steps });
+        steps.push(InstallStep::Explain(facts.init));
+        return Ok(InstallPlan { node, connection, proxies, steps });
     }
-    let has_changed = facts.is_restart_due || steps.iter().any(Step::needs_restart);
+    let has_changed = facts.is_restart_due || steps.iter().any(InstallStep::needs_restart);
     let is_reload_due = is_unit_due || is_unit_replaced || facts.is_restart_due;
     if is_reload_due {
-        steps.push(Step::Reload);
+        steps.push(InstallStep::Reload);
     }
     if is_reload_due || !facts.is_enabled {
-        steps.push(Step::Enable);
+        steps.push(InstallStep::Enable);
     }
     match (facts.is_running, has_changed) {
-        (true, true) => steps.push(Step::Restart),
+        (true, true) => steps.push(InstallStep::Restart),
         (true, false) => {}
-        (false, _) => steps.push(Step::Start),
+        (false, _) => steps.push(InstallStep::Start),
     }
-    steps.push(Step::AwaitConnection);
-    Ok(Plan { node, connection, proxies, steps })
+    steps.push(InstallStep::AwaitConnection);
+    Ok(InstallPlan { node, connection, proxies, steps })
 }
 
 /// Files of an earlier `install` that would take precedence over those of a package that was installed since.
-fn find_replaced(facts: &Facts, places: &Places) -> Vec<PathBuf> {
+fn find_replaced(facts: &MachineFacts, places: &InstallPlaces) -> Vec<PathBuf> {
     if !facts.is_packaged {
         return Vec::new();
     }
@@ -238,43 +242,53 @@ fn find_replaced(facts: &Facts, places: &Places) -> Vec<PathBuf> {
 }
 
 /// The new text of the settings, if it changes.
-fn plan_settings(facts: &Facts, wish: &Wish, places: &Places) -> Result<Option<String>, Refusal> {
+fn plan_settings(
+    facts: &MachineFacts,
+    wish: &InstallWish,
+    places: &InstallPlaces,
+) -> Result<Option<String>, InstallRefusal> {
     let file = places.settings.clone();
     let before = facts.settings.as_deref();
-    let after = settings::set(before.unwrap_or(FIRST_SETTINGS), &wish.settings)
-        .map_err(|problem| Refusal::Settings { file: file.clone(), problem })?;
-    let read = Settings::from_text(&after)
-        .map_err(|problem| Refusal::Settings { file: file.clone(), problem: format!("wrong{problem}") })?;
+    let after = settings::apply_settings(before.unwrap_or(FIRST_SETTINGS), &wish.settings)
+        .map_err(|problem| InstallRefusal::Settings { file: file.clone(), problem })?;
+    let read = AgentSettings::from_text(&after).map_err(|problem| InstallRefusal::Settings {
+        file: file.clone(),
+        problem: format!("wrong{problem}"),
+    })?;
     let has_urls = !wish.enroll_urls.is_empty() || !wish.tunnel_urls.is_empty();
     if has_urls && !(read.tunnel_url.is_empty() && read.enroll_url.is_empty()) {
         let problem =
             "tunnelUrl and enrollUrl override the addresses that are given here: remove them".to_owned();
-        return Err(Refusal::Settings { file, problem });
+        return Err(InstallRefusal::Settings { file, problem });
     }
-    if read.state_dir.is_some_and(|dir| dir != Places::default().state) {
-        return Err(Refusal::StateDir { state: places.state.clone(), file });
+    if read.state_dir.is_some_and(|dir| dir != InstallPlaces::default().state) {
+        return Err(InstallRefusal::StateDir { state: places.state.clone(), file });
     }
     Ok((before != Some(after.as_str())).then_some(after))
 }
 
-fn choose_node(facts: &Facts, wish: &Wish) -> Result<NodeName, Refusal> {
+fn choose_node(facts: &MachineFacts, wish: &InstallWish) -> Result<NodeName, InstallRefusal> {
     let joined = facts.joined.as_ref().map(|joined| &joined.node);
     // The same name that the kubelet and KubeEdge's EdgeCore derive from the host name.
     let of_host = || NodeName(facts.host_name.trim().to_lowercase());
     let node = wish.node.clone().or_else(|| joined.cloned()).unwrap_or_else(of_host);
     if !node.is_valid() {
-        return Err(Refusal::NodeName(node.0));
+        return Err(InstallRefusal::NodeName(node.0));
     }
     match joined {
         Some(joined) if *joined != node && !wish.rejoin => {
-            Err(Refusal::OtherNode { joined: joined.clone(), wanted: node })
+            Err(InstallRefusal::OtherNode { joined: joined.clone(), wanted: node })
         }
         _ => Ok(node),
     }
 }
 
 /// The addresses of cloudcore, and the step that gets a certificate, if one is needed.
-fn plan_joining(facts: &Facts, wish: &Wish, node: &NodeName) -> Result<(Connection, Option<Step>), Refusal> {
+fn plan_joining(
+    facts: &MachineFacts,
+    wish: &InstallWish,
+    node: &NodeName,
+) -> Result<(Connection, Option<InstallStep>), InstallRefusal> {
     let stored = facts.joined.as_ref().and_then(|joined| joined.connection.as_ref());
     let or_stored = |given: &Urls, stored: Option<&Urls>| {
         if given.is_empty() { stored.cloned().unwrap_or_default() } else { given.clone() }
@@ -285,25 +299,26 @@ fn plan_joining(facts: &Facts, wish: &Wish, node: &NodeName) -> Result<(Connecti
         node_name: node.clone(),
     };
     if connection.tunnel_urls.is_empty() || connection.enroll_urls.is_empty() {
-        return Err(Refusal::Server);
+        return Err(InstallRefusal::Server);
     }
-    let with_token =
-        |why| if wish.has_token { Ok(Step::Join { renew: false }) } else { Err(Refusal::Token(why)) };
+    let with_token = |why| {
+        if wish.has_token { Ok(InstallStep::Join { renew: false }) } else { Err(InstallRefusal::Token(why)) }
+    };
     let step = match &facts.joined {
         None => Some(with_token("not joined")?),
         Some(joined) if wish.rejoin && !joined.is_of_interrupted_run => Some(with_token("to join again")?),
         // The token is for another installation, or for a CA that was added while the node was away.
-        Some(joined) if !joined.trusts_token => Some(Step::Join { renew: false }),
-        Some(joined) if joined.has_expired => Some(Step::Join { renew: true }),
-        Some(_) if stored != Some(&connection) => Some(Step::Redirect(connection.clone())),
+        Some(joined) if !joined.trusts_token => Some(InstallStep::Join { renew: false }),
+        Some(joined) if joined.has_expired => Some(InstallStep::Join { renew: true }),
+        Some(_) if stored != Some(&connection) => Some(InstallStep::Redirect(connection.clone())),
         Some(_) => None,
     };
     Ok((connection, step))
 }
 
-impl Step {
+impl InstallStep {
     /// Description of the step for --dry-run.
-    pub(super) fn describe(&self, plan: &Plan, places: &Places) -> String {
+    pub(super) fn describe(&self, plan: &InstallPlan, places: &InstallPlaces) -> String {
         match self {
             Self::CreateStateDir => format!("create {} (mode 0700)", places.state.display()),
             Self::Join { renew: false } => {

@@ -14,12 +14,12 @@ const NAMES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy",
 
 /// Reads the proxies from the runtime's process. `None` if it doesn't run, or listens behind a socket of systemd.
 pub(super) async fn of_runtime(runtime: &RuntimeEndpoint) -> Option<Vec<(String, String)>> {
-    let peer = runtime.peer().await.filter(|peer| *peer > 1)?;
+    let peer = runtime.peer_pid().await.filter(|peer| *peer > 1)?;
     let environment = std::fs::read(Path::new("/proc").join(peer.to_string()).join("environ")).ok()?;
-    Some(proxies(&environment))
+    Some(parse_proxies(&environment))
 }
 
-fn proxies(environment: &[u8]) -> Vec<(String, String)> {
+fn parse_proxies(environment: &[u8]) -> Vec<(String, String)> {
     let variables =
         environment.split(|byte| *byte == 0).filter_map(|variable| std::str::from_utf8(variable).ok());
     let variables = variables.filter_map(|variable| variable.split_once('='));
@@ -30,7 +30,7 @@ fn proxies(environment: &[u8]) -> Vec<(String, String)> {
 }
 
 /// The new text of the file, if it changes.
-pub(super) fn plan(before: Option<&str>, proxies: Option<&[(String, String)]>) -> Option<String> {
+pub(super) fn plan_file(before: Option<&str>, proxies: Option<&[(String, String)]>) -> Option<String> {
     let proxies = proxies?;
     match before {
         None if proxies.is_empty() => return None,
@@ -55,7 +55,7 @@ pub(super) fn of_agent(text: &str) -> Proxies {
         // As systemd reads it.
         Some(quoted.map_or_else(|| found.to_owned(), |text| text.replace("\\\"", "\"").replace("\\\\", "\\")))
     };
-    Proxies::read(|name| value(name).or_else(|| std::env::var(name).ok()))
+    Proxies::from_variables(|name| value(name).or_else(|| std::env::var(name).ok()))
 }
 
 /// The names of the variables in the text: a proxy may have a password.
@@ -76,13 +76,16 @@ mod tests {
         let environment =
             b"PATH=/bin\0HTTPS_PROXY=http://u:p@proxy:3128\0no_proxy=a,b=c\0HTTP_PROXY=\0https_proxy=a\nb\0";
         let expected = [("HTTPS_PROXY", "http://u:p@proxy:3128"), ("no_proxy", "a,b=c")];
-        assert_eq!(proxies(environment), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        assert_eq!(
+            parse_proxies(environment),
+            expected.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        );
     }
 
     #[test]
     fn the_agents_file_is_read_as_systemd_reads_it() {
         let secret = [("HTTPS_PROXY".to_owned(), "http://u:p%40@proxy:3128".to_owned())];
-        let text = plan(None, Some(&secret)).unwrap();
+        let text = plan_file(None, Some(&secret)).unwrap();
         for (text, expected) in [
             (text.as_str(), Some("http://proxy:3128")),
             ("https_proxy=http://plain:1\n", Some("http://plain:1")),
@@ -108,7 +111,7 @@ mod tests {
             // The runtime doesn't run.
             (Some(&ours), None, None),
         ] {
-            assert_eq!(plan(before, proxies).as_deref(), expected, "{before:?} {proxies:?}");
+            assert_eq!(plan_file(before, proxies).as_deref(), expected, "{before:?} {proxies:?}");
         }
         assert_eq!((names(&ours), names(HEADER)), ("HTTPS_PROXY".to_owned(), "none".to_owned()));
     }

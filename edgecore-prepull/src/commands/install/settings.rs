@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::config::Settings;
+use crate::config::AgentSettings;
 
 /// Sets these settings, by their names in the file. A setting that already has the value keeps its line.
-pub(super) fn set(text: &str, wanted: &Map<String, Value>) -> Result<String, String> {
+pub(super) fn apply_settings(text: &str, wanted: &Map<String, Value>) -> Result<String, String> {
     let before = values_of(text)?;
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     for (key, value) in wanted.iter().filter(|(key, value)| before.get(*key) != Some(*value)) {
@@ -27,16 +27,18 @@ pub(super) fn set(text: &str, wanted: &Map<String, Value>) -> Result<String, Str
 }
 
 /// The settings that have a value.
-pub(super) fn values(settings: &Settings) -> Map<String, Value> {
+pub(super) fn given_values(settings: &AgentSettings) -> Map<String, Value> {
     match serde_json::to_value(settings) {
         Ok(Value::Object(values)) => values,
-        // `Settings` has only texts, numbers and lists of texts.
+        // `AgentSettings` has only texts, numbers and lists of texts.
         _ => Map::new(),
     }
 }
 
 fn values_of(text: &str) -> Result<Map<String, Value>, String> {
-    Settings::from_text(text).map(|settings| values(&settings)).map_err(|problem| format!("wrong{problem}"))
+    AgentSettings::from_text(text)
+        .map(|settings| given_values(&settings))
+        .map_err(|problem| format!("wrong{problem}"))
 }
 
 /// Replaces the line of the key. Without one, inserts below the comment that shows the key, or else at the end.
@@ -99,15 +101,15 @@ mod tests {
             ),
             ("", "{}", ""),
         ] {
-            assert_eq!(set(before, &map(wanted)).unwrap(), after, "{before:?} {wanted}");
+            assert_eq!(apply_settings(before, &map(wanted)).unwrap(), after, "{before:?} {wanted}");
         }
     }
 
     #[test]
     fn unknown_yaml_is_left_to_the_administrator() {
-        let error = set("{maxTasks: 1}\n", &map(r#"{"maxTasks": 2}"#)).unwrap_err();
+        let error = apply_settings("{maxTasks: 1}\n", &map(r#"{"maxTasks": 2}"#)).unwrap_err();
         assert!(error.contains("set maxTasks: 2 there by hand"), "{error}");
-        let error = set("maxTask: 1\n", &map(r#"{"maxTasks": 2}"#)).unwrap_err();
+        let error = apply_settings("maxTask: 1\n", &map(r#"{"maxTasks": 2}"#)).unwrap_err();
         assert!(error.contains("line 1") && error.contains("unknown field"), "{error}");
     }
 
@@ -117,15 +119,19 @@ mod tests {
         #[derive(Parser)]
         struct Line {
             #[command(flatten)]
-            settings: Settings,
+            settings: AgentSettings,
         }
         let line = "x --download-window 01:00+4h --download-window 05:00+90m --runtime-endpoint /run/a.sock --metrics-listen off --max-tasks 2 --parallel-pulls 5 --disk-min-free 1536MiB \
                     --mem-min-free 7B --cpu-max-load 150% --image-credential-provider-config /a \
                     --image-credential-provider-bin-dir /b";
         let given = Line::try_parse_from(line.split_whitespace()).unwrap().settings;
-        let written = set("", &values(&given)).unwrap();
-        let read = Settings::from_text(&written).unwrap();
-        assert_eq!(given.or_file(Settings::default()), read.or_file(Settings::default()), "{written}");
+        let written = apply_settings("", &given_values(&given)).unwrap();
+        let read = AgentSettings::from_text(&written).unwrap();
+        assert_eq!(
+            given.or_file(AgentSettings::default()),
+            read.or_file(AgentSettings::default()),
+            "{written}"
+        );
         assert!(written.contains("diskMinFree: \"1536MiB\"\n"), "{written}");
     }
 }

@@ -32,9 +32,9 @@ impl UnitState {
 }
 
 /// Queries the unit's state.
-pub(crate) async fn state() -> anyhow::Result<UnitState> {
+pub(crate) async fn unit_state() -> anyhow::Result<UnitState> {
     let properties = "--property=ActiveState,UnitFileState,LoadState";
-    Ok(parse_state(&call("systemctl", &["show", UNIT, properties]).await?))
+    Ok(parse_state(&run_program("systemctl", &["show", UNIT, properties]).await?))
 }
 
 fn parse_state(shown: &str) -> UnitState {
@@ -50,7 +50,7 @@ fn parse_state(shown: &str) -> UnitState {
 
 /// Runs `systemctl` with these arguments.
 pub(crate) async fn systemctl(arguments: &[&str]) -> anyhow::Result<()> {
-    call("systemctl", arguments).await.map(drop)
+    run_program("systemctl", arguments).await.map(drop)
 }
 
 /// The last lines of the agent's log since then, indented; empty if there is no journal.
@@ -58,7 +58,8 @@ pub(crate) async fn log_since(began: SystemTime) -> String {
     let seconds = began.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let since = format!("--since=@{seconds}");
     let lines =
-        call("journalctl", &["--unit", UNIT, &since, "--lines", LINES, "--output=cat", "--no-pager"]).await;
+        run_program("journalctl", &["--unit", UNIT, &since, "--lines", LINES, "--output=cat", "--no-pager"])
+            .await;
     let mut log = String::new();
     for line in lines.unwrap_or_default().lines().filter(|line| !line.starts_with("-- ")) {
         // Writing to a String cannot fail.
@@ -67,7 +68,7 @@ pub(crate) async fn log_since(began: SystemTime) -> String {
     log
 }
 
-async fn call(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+async fn run_program(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let line = || format!("{program} {}", arguments.join(" "));
     let mut command = Command::new(program);
     command.args(arguments).stdin(std::process::Stdio::null()).kill_on_drop(true);

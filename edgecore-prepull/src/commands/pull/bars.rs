@@ -2,10 +2,10 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use prepull_api::task::Bytes;
+use prepull_api::task::ByteProgress;
 
 /// Shows bytes, with their rate and the time left.
-pub(super) fn show_bytes(bar: &ProgressBar, Bytes { done, total }: Bytes) {
+pub(super) fn show_bytes(bar: &ProgressBar, ByteProgress { done, total }: ByteProgress) {
     let begins = bar.length() != Some(total);
     bar.set_style(style("  {prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left"));
     bar.set_length(total);

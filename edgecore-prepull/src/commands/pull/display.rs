@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget};
-use prepull_api::task::{Bytes, ImagePhase, ImageProgress, ImageResult, ImageTask};
+use prepull_api::task::{ByteProgress, ImagePhase, ImageProgress, ImageResult, ImageTask};
 
 use super::bars::{show_bytes, style};
 use super::layers::LayerBars;
@@ -15,13 +15,13 @@ use crate::images::fetch::ImageDownload;
 use crate::images::puller::Present;
 
 pub(super) struct Display {
-    images: Vec<Shown>,
+    images: Vec<ShownImage>,
     /// Absent without a terminal.
     all: Option<MultiProgress>,
-    state: Mutex<State>,
+    state: Mutex<DisplayState>,
 }
 
-struct Shown {
+struct ShownImage {
     name: String,
     /// The image that the runtime had under the reference before.
     before: Option<Present>,
@@ -31,7 +31,7 @@ struct Shown {
 
 /// Indexes of images.
 #[derive(Default)]
-struct State {
+struct DisplayState {
     ended: BTreeSet<usize>,
     unpacking: BTreeSet<usize>,
     /// The layers of the images that are being downloaded.
@@ -51,7 +51,7 @@ impl Display {
                 bar.set_message("waiting");
                 bar
             });
-            Shown { name, before, bar }
+            ShownImage { name, before, bar }
         });
         let images = images.collect();
         Self { images, all, state: Mutex::default() }
@@ -66,7 +66,7 @@ impl Display {
     pub(super) fn show_downloads(&self, downloads: &[ImageDownload]) {
         let Some(all) = &self.all else { return };
         let mut state = self.lock();
-        for (index, Shown { name, bar, before: _ }) in self.images.iter().enumerate() {
+        for (index, ShownImage { name, bar, before: _ }) in self.images.iter().enumerate() {
             let Some(bar) = bar else { continue };
             match downloads.iter().find(|download| download.reference == *name) {
                 Some(download) => state.layers.entry(index).or_default().show(all, bar, download),
@@ -87,7 +87,7 @@ impl Display {
             return;
         }
         waits.clone_into(&mut state.waits);
-        for (index, Shown { bar, .. }) in self.images.iter().enumerate() {
+        for (index, ShownImage { bar, .. }) in self.images.iter().enumerate() {
             if let Some(bar) = bar.as_ref().filter(|_| !state.ended.contains(&index)) {
                 bar.set_style(style("  {prefix} {msg}"));
                 bar.set_message(if waits.is_empty() { "waiting".to_owned() } else { waits.to_owned() });
@@ -102,8 +102,8 @@ impl Display {
     pub(super) fn show_progress(&self, image: &ImageProgress) {
         let ImageProgress { index, phase, bytes, attempts, reason, code: _ } = image;
         let index = *index as usize;
-        let Some(Shown { name, bar, before: _ }) = self.images.get(index) else { return };
-        let is_unpacking = bytes.is_some_and(|Bytes { done, total }| total > 0 && done >= total);
+        let Some(ShownImage { name, bar, before: _ }) = self.images.get(index) else { return };
+        let is_unpacking = bytes.is_some_and(|ByteProgress { done, total }| total > 0 && done >= total);
         match (phase, bar) {
             (ImagePhase::Waiting | ImagePhase::Done | ImagePhase::Other, _) => {}
             (ImagePhase::Pulling, Some(bar)) => match bytes {
@@ -143,7 +143,7 @@ impl Display {
 
     /// Displays the result of an image, once.
     pub(super) fn show_result(&self, index: usize, result: &ImageResult) {
-        let Some(Shown { name, before, bar }) = self.images.get(index) else { return };
+        let Some(ShownImage { name, before, bar }) = self.images.get(index) else { return };
         if !self.lock().ended.insert(index) {
             return;
         }
@@ -170,12 +170,12 @@ impl Display {
         print_line(&summarize(images.iter().zip(before)));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, DisplayState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn format_bytes(Bytes { done, total }: Bytes) -> String {
+fn format_bytes(ByteProgress { done, total }: ByteProgress) -> String {
     format!("{} of {}", HumanBytes(done), HumanBytes(total))
 }
 

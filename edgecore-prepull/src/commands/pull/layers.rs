@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use indicatif::{MultiProgress, ProgressBar};
-use prepull_api::task::Bytes;
+use prepull_api::task::ByteProgress;
 
 use super::bars::{show_bytes, style};
 use super::wording::shorten_digest;
@@ -19,11 +19,11 @@ pub(super) struct LayerBars(BTreeMap<String, ProgressBar>);
 impl LayerBars {
     /// Shows the layers in progress below the bar of their image, and their sum in that bar.
     pub(super) fn show(&mut self, all: &MultiProgress, of_image: &ProgressBar, download: &ImageDownload) {
-        let sum = sum(download);
+        let sum = total_bytes(download);
         if sum.done < sum.total {
             show_bytes(of_image, sum);
         }
-        let arriving = arriving(download);
+        let arriving = arriving_layers(download);
         self.0.retain(|digest, bar| {
             let stays = arriving.iter().any(|layer| layer.digest == *digest);
             if !stays {
@@ -56,15 +56,15 @@ impl LayerBars {
 const LINE: &str = "    {prefix} {bar:22} {bytes}/{total_bytes} {bytes_per_sec}";
 
 /// The layers in progress, the lowest one first.
-fn arriving(download: &ImageDownload) -> Vec<&LayerDownload> {
+fn arriving_layers(download: &ImageDownload) -> Vec<&LayerDownload> {
     let has_begun = |layer: &&LayerDownload| layer.done > 0 && layer.done < layer.total;
     download.layers.iter().filter(has_begun).take(SHOWN).collect()
 }
 
 /// The bytes of all layers together.
-fn sum(download: &ImageDownload) -> Bytes {
+fn total_bytes(download: &ImageDownload) -> ByteProgress {
     let sum = |of: fn(&LayerDownload) -> u64| download.layers.iter().map(of).fold(0, u64::saturating_add);
-    Bytes { done: sum(|layer| layer.done), total: sum(|layer| layer.total) }
+    ByteProgress { done: sum(|layer| layer.done), total: sum(|layer| layer.total) }
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ pub(super) fn shorten_digest(digest: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use prepull_api::task::{Bytes, NoDelta};
+    use prepull_api::task::{ByteProgress, NoDelta};
 
     use super::*;
 
@@ -82,7 +82,7 @@ mod tests {
             digest: is_on_node.then(|| digest('a')),
             id: is_on_node.then(|| digest('b')),
             reason: if is_on_node { String::new() } else { "because".to_owned() },
-            bytes: Some(Bytes { done: 1 << 20, total: 1 << 20 }),
+            bytes: Some(ByteProgress { done: 1 << 20, total: 1 << 20 }),
             attempts: 1,
             ..ImageResult::new(outcome)
         }

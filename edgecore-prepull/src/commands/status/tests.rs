@@ -2,7 +2,7 @@
 use std::time::UNIX_EPOCH;
 
 use prepull_api::settings::NodeSettings;
-use prepull_api::task::Bytes;
+use prepull_api::task::ByteProgress;
 
 use super::*;
 use crate::status::{CloudStatus, DownloadStatus};
@@ -23,7 +23,7 @@ fn well() -> BoxReport {
     };
     let download = DownloadStatus {
         image: "harbor.example/shop/web:v2".to_owned(),
-        bytes: Some(Bytes { done: 12 << 20, total: 60 << 20 }),
+        bytes: Some(ByteProgress { done: 12 << 20, total: 60 << 20 }),
         bytes_per_second: 2 << 20,
         reason: "connection reset".to_owned(),
     };
@@ -76,7 +76,7 @@ fn a_connected_box_shows_its_downloads() {
   spring-release: 1 of 3 images ended; it runs
     harbor.example/shop/web:v2  12.00 MiB of 60.00 MiB, 2.00 MiB/s; the last attempt failed: connection reset
 ";
-    assert_eq!(render(&well(), now()), expected);
+    assert_eq!(render_report(&well(), now()), expected);
     assert!(well().is_well());
 }
 
@@ -92,7 +92,7 @@ fn an_outage_has_reason_and_next_try() {
         next_try: Some("2026-11-18T11:06:52Z".to_owned()),
     };
     report.window = Some("waits for its window, opens at 01:00 UTC (Wed 18 Nov)".to_owned());
-    let text = render(&report, now());
+    let text = render_report(&report, now());
     let line =
         "✗ not connected for 4m 12s: cloud.example:10000: connection refused\u{fffd}[2K; tries again in 12s";
     assert!(text.contains(line), "{text}");
@@ -111,7 +111,7 @@ fn without_the_agent_the_disk_tells_the_tasks() {
         window: None,
         tasks: Some(Looked::Known(vec![task])),
     };
-    let text = render(&report, now());
+    let text = render_report(&report, now());
     let marks: Vec<_> = text.lines().map(|line| line.chars().next().unwrap()).collect();
     assert_eq!(marks, ['✗', '✗', '✗', ' '], "{text}");
     assert!(text.contains("systemctl status edgecore-prepull") && text.contains("spring: 0 of 2"), "{text}");

@@ -31,14 +31,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The content of containerd at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
-    pub(crate) records: Vec<Record>,
+    pub(crate) records: Vec<ImageRecord>,
     pub(crate) blobs: HashMap<String, StoredBlob>,
     pub(crate) snapshots: HashMap<String, Snapshot>,
 }
 
 /// A name of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct ImageRecord {
     pub(crate) name: String,
     /// Digest of the manifest or index that it points to.
     pub(crate) target: String,
@@ -70,7 +70,7 @@ pub(crate) struct Snapshot {
 
 impl Holdings {
     /// The blobs and snapshots that a manifest or index leads to, including itself.
-    pub(crate) fn below(&self, target: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    pub(crate) fn reachable_from(&self, target: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
         let (mut blobs, mut snapshots) = (BTreeSet::new(), BTreeSet::new());
         let mut open = vec![target];
         while let Some(digest) = open.pop() {
@@ -132,7 +132,7 @@ impl HoldingsReader {
         Ok(Holdings { records, blobs, snapshots })
     }
 
-    async fn records(&self) -> Result<Vec<Record>, Status> {
+    async fn records(&self) -> Result<Vec<ImageRecord>, Status> {
         let list = self.images.clone();
         let request = namespaced(ListImagesRequest { filters: Vec::new() });
         let answer = answer_within(PATIENCE, async { list.clone().list(request).await }).await?;
@@ -140,7 +140,7 @@ impl HoldingsReader {
             let created = image.created_at.and_then(|at| SystemTime::try_from(at).ok());
             let (is_pinned, is_pinned_by_job) = (is_pinned(&image.labels), is_pinned_by_job(&image.labels));
             let target = image.target.map(|target| target.digest).unwrap_or_default();
-            Record { name: image.name, target, is_pinned, is_pinned_by_job, created }
+            ImageRecord { name: image.name, target, is_pinned, is_pinned_by_job, created }
         };
         Ok(answer.images.into_iter().map(record).collect())
     }
@@ -215,10 +215,10 @@ mod tests {
             blobs: blobs.map(|(digest, blob)| (digest.to_owned(), blob)).into(),
             snapshots: snapshots.map(|(name, snapshot)| (name.to_owned(), snapshot)).into(),
         };
-        let (blobs, snapshots) = holdings.below("index");
+        let (blobs, snapshots) = holdings.reachable_from("index");
         assert_eq!(blobs, BTreeSet::from(["config", "index", "layer", "manifest"]));
         assert_eq!(snapshots, BTreeSet::from(["base", "top"]));
         assert_eq!(holdings.used_snapshots(), BTreeSet::from(["base", "side"]));
-        assert_eq!(holdings.below("gone"), (BTreeSet::new(), BTreeSet::new()));
+        assert_eq!(holdings.reachable_from("gone"), (BTreeSet::new(), BTreeSet::new()));
     }
 }

@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::namespace::{answer_within, namespaced};
-use super::source::Source;
+use super::source::SourceRepository;
 
 /// Label of a manifest with the digest of its configuration.
 pub(super) const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
@@ -69,11 +69,16 @@ impl ContentLabels {
     /// # Errors
     ///
     /// `NotFound` if the blob is not in the store.
-    pub(crate) async fn add(&self, digest: &str, source: &Source, labels: &Labels) -> Result<(), Status> {
+    pub(crate) async fn add(
+        &self,
+        digest: &str,
+        source: &SourceRepository,
+        labels: &Labels,
+    ) -> Result<(), Status> {
         let request = namespaced(InfoRequest { digest: digest.to_owned() });
         let answer = answer_within(PATIENCE, self.content.clone().info(request)).await?;
         let Some(info) = answer.info else { return Err(Status::new(Code::NotFound, "no such content")) };
-        let changes = changes(&info.labels, source, labels);
+        let changes = label_changes(&info.labels, source, labels);
         if changes.is_empty() {
             return Ok(());
         }
@@ -87,7 +92,7 @@ impl ContentLabels {
 }
 
 /// The changes to the labels of a blob.
-fn changes(has: &Labels, source: &Source, labels: &Labels) -> Labels {
+fn label_changes(has: &Labels, source: &SourceRepository, labels: &Labels) -> Labels {
     let (label, repository) = source.label();
     let found = has.get(&label).map(String::as_str).unwrap_or_default();
     let repositories: BTreeSet<&str> =
@@ -129,14 +134,14 @@ mod tests {
 
     #[test]
     fn a_source_is_added_once() {
-        let source = Source::of_reference("r.io/team/b:1");
+        let source = SourceRepository::of_reference("r.io/team/b:1");
         let label = "containerd.io/distribution.source.r.io";
         let (kept, wanted) = (("other", "x"), labels(&[("wanted", "y")]));
         for (found, expected) in [("", "team/b"), ("team/c,team/a", "team/a,team/b,team/c")] {
             let has = labels(&[(label, found), kept]);
-            assert_eq!(changes(&has, &source, &wanted), labels(&[(label, expected), ("wanted", "y")]));
+            assert_eq!(label_changes(&has, &source, &wanted), labels(&[(label, expected), ("wanted", "y")]));
         }
         let has = labels(&[(label, "team/a,team/b"), kept, ("wanted", "y")]);
-        assert_eq!(changes(&has, &source, &wanted), Labels::new());
+        assert_eq!(label_changes(&has, &source, &wanted), Labels::new());
     }
 }

@@ -59,7 +59,7 @@ pub(crate) enum Owner {
 
 impl Owner {
     /// Prefix of the ids of the owner's leases.
-    fn prefix(self) -> &'static str {
+    fn id_prefix(self) -> &'static str {
         match self {
             Self::Agent => "edgecore-prepull-",
             Self::Person => "prepull-by-hand-",
@@ -110,7 +110,11 @@ impl Leases {
 
     /// Adds existing blobs and snapshots to a lease. Anything that can't be added is fetched or unpacked again if it
     /// gets lost.
-    pub(crate) async fn keep(&self, lease: &MetadataValue<Ascii>, resources: impl Iterator<Item = Resource>) {
+    pub(crate) async fn add_resources(
+        &self,
+        lease: &MetadataValue<Ascii>,
+        resources: impl Iterator<Item = Resource>,
+    ) {
         let Ok(id) = lease.to_str() else { return };
         for resource in resources {
             let request = namespaced(AddResourceRequest { id: id.to_owned(), resource: Some(resource) });
@@ -127,7 +131,7 @@ impl Leases {
         if self.create_for(&id, SHARED).await
             && let Ok(lease) = id.parse()
         {
-            self.keep(&lease, digests.map(of_blob)).await;
+            self.add_resources(&lease, digests.map(of_blob)).await;
         }
     }
 
@@ -160,7 +164,7 @@ impl Leases {
             wanted.iter().map(|reference| lease_id(self.owner, reference)).collect();
         let now = SystemTime::now();
         let (mut left, mut deleted) = (false, false);
-        for lease in leases.into_iter().filter(|lease| lease.id.starts_with(self.owner.prefix())) {
+        for lease in leases.into_iter().filter(|lease| lease.id.starts_with(self.owner.id_prefix())) {
             let created = lease.created_at.and_then(|at| SystemTime::try_from(at).ok());
             if !wanted.contains(&lease.id) && is_as_old(created, least_age, now) {
                 self.delete(lease.id, true).await;
@@ -179,7 +183,7 @@ impl Leases {
     pub(crate) async fn count(&self) -> Option<usize> {
         let list = self.client.clone().list(namespaced(ListRequest { filters: Vec::new() })).await;
         let leases = list.ok()?.into_inner().leases;
-        Some(leases.iter().filter(|lease| lease.id.starts_with(self.owner.prefix())).count())
+        Some(leases.iter().filter(|lease| lease.id.starts_with(self.owner.id_prefix())).count())
     }
 
     /// Finds a foreign lease that holds this content, except those in `ignored`.
@@ -187,7 +191,7 @@ impl Leases {
         let list = self.client.clone().list(namespaced(ListRequest { filters: Vec::new() })).await;
         let leases = list.ok()?.into_inner().leases;
         let is_ours =
-            |id: &str| [Owner::Agent, Owner::Person].iter().any(|owner| id.starts_with(owner.prefix()));
+            |id: &str| [Owner::Agent, Owner::Person].iter().any(|owner| id.starts_with(owner.id_prefix()));
         let others =
             leases.into_iter().map(|lease| lease.id).filter(|id| !is_ours(id) && !ignored.contains(id));
         for id in others.take(MAX_OTHERS) {
@@ -214,7 +218,7 @@ impl Leases {
     }
 
     /// Digests of the blobs that a lease keeps. `None` without an answer.
-    pub(crate) async fn blobs(&self, lease: &MetadataValue<Ascii>) -> Option<Vec<String>> {
+    pub(crate) async fn kept_blobs(&self, lease: &MetadataValue<Ascii>) -> Option<Vec<String>> {
         let resources = self.resources(lease).await?.into_iter();
         Some(resources.filter(|resource| resource.r#type == CONTENT).map(|resource| resource.id).collect())
     }
@@ -271,7 +275,7 @@ impl Leases {
         let leases = Arc::clone(self);
         tokio::spawn(async move {
             sleep(CLOSING).await;
-            let broom = format!("{}{BROOM}", leases.owner.prefix());
+            let broom = format!("{}{BROOM}", leases.owner.id_prefix());
             if leases.create(&broom).await {
                 leases.delete(broom, true).await;
             }
@@ -288,7 +292,7 @@ fn is_as_old(created: Option<SystemTime>, least_age: Duration, now: SystemTime) 
 
 fn lease_id(owner: Owner, reference: &str) -> String {
     let hash = ring::digest::digest(&ring::digest::SHA256, reference.as_bytes());
-    hash.as_ref().iter().take(16).fold(owner.prefix().to_owned(), |mut id, byte| {
+    hash.as_ref().iter().take(16).fold(owner.id_prefix().to_owned(), |mut id, byte| {
         // Writing to a String cannot fail.
         let _ = write!(id, "{byte:02x}");
         id
@@ -306,7 +310,7 @@ mod tests {
         assert_eq!(of(Owner::Agent), [first.clone(), second.clone()]);
         assert_ne!(first, second);
         for by_hand in of(Owner::Person) {
-            assert!(!by_hand.starts_with(Owner::Agent.prefix()), "an agent beside must not delete it");
+            assert!(!by_hand.starts_with(Owner::Agent.id_prefix()), "an agent beside must not delete it");
         }
     }
 

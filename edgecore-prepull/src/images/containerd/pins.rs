@@ -70,7 +70,7 @@ impl Pins {
 
     /// Lists jobs that want images pinned, at most [`MAX_PINNING_JOBS`] and different ones each time. `None` if the
     /// runtime has no such labels, or doesn't answer.
-    pub(crate) async fn jobs(&self) -> Option<Vec<JobUid>> {
+    pub(crate) async fn pinning_jobs(&self) -> Option<Vec<JobUid>> {
         let images = self.pinned_images().await.ok()?;
         let jobs: HashSet<JobUid> = images.iter().flat_map(|image| jobs_of(&image.labels)).collect();
         Some(jobs.into_iter().take(MAX_PINNING_JOBS).collect())
@@ -113,20 +113,20 @@ impl Pins {
     }
 }
 
-type Labels = HashMap<String, String>;
+type RecordLabels = HashMap<String, String>;
 
 /// Whether this record's image is pinned. Releases of containerd before 1.6.25 don't report that, so we look at the
 /// labels.
-pub(super) fn is_pinned(labels: &Labels) -> bool {
+pub(super) fn is_pinned(labels: &RecordLabels) -> bool {
     labels.get(PINNED.0).is_some_and(|value| value == PINNED.1) || labels.contains_key(PINNED_BY)
 }
 
 /// Whether a job of ours wants this record's image pinned.
-pub(super) fn is_pinned_by_job(labels: &Labels) -> bool {
+pub(super) fn is_pinned_by_job(labels: &RecordLabels) -> bool {
     labels.contains_key(PINNED_BY)
 }
 
-fn changes_to_pin(labels: &Labels, job: &JobUid) -> Result<BTreeMap<String, String>, Status> {
+fn changes_to_pin(labels: &RecordLabels, job: &JobUid) -> Result<BTreeMap<String, String>, Status> {
     let wanted_by = format!("{PINNED_FOR}{job}");
     let mut changes = BTreeMap::new();
     if !labels.contains_key(&wanted_by) {
@@ -146,7 +146,7 @@ fn changes_to_pin(labels: &Labels, job: &JobUid) -> Result<BTreeMap<String, Stri
     Ok(changes)
 }
 
-fn changes_to_unpin(labels: &Labels, is_over: impl Fn(&JobUid) -> bool) -> BTreeMap<String, String> {
+fn changes_to_unpin(labels: &RecordLabels, is_over: impl Fn(&JobUid) -> bool) -> BTreeMap<String, String> {
     let (over, wanted): (Vec<_>, Vec<_>) = jobs_of(labels).partition(&is_over);
     let mut changes: Vec<_> = over.iter().map(|job| format!("{PINNED_FOR}{job}")).collect();
     // Also if there's no job left: its label may have been removed by hand.
@@ -159,7 +159,7 @@ fn changes_to_unpin(labels: &Labels, is_over: impl Fn(&JobUid) -> bool) -> BTree
     changes.into_iter().map(|label| (label, String::new())).collect()
 }
 
-fn jobs_of(labels: &Labels) -> impl Iterator<Item = JobUid> {
+fn jobs_of(labels: &RecordLabels) -> impl Iterator<Item = JobUid> {
     labels.keys().filter_map(|label| label.strip_prefix(PINNED_FOR)).map(|uid| JobUid(uid.to_owned()))
 }
 
@@ -174,26 +174,26 @@ mod tests {
     }
 
     /// Applies changes as containerd does.
-    fn apply(labels: &mut Labels, changes: BTreeMap<String, String>) {
+    fn apply(labels: &mut RecordLabels, changes: BTreeMap<String, String>) {
         labels.extend(changes);
         labels.retain(|_, value| !value.is_empty());
     }
 
-    fn pin(labels: &mut Labels, uid: &str) {
+    fn pin(labels: &mut RecordLabels, uid: &str) {
         let changes = changes_to_pin(labels, &job(uid)).unwrap();
         apply(labels, changes);
     }
 
-    fn unpin(labels: &mut Labels, uids: &[&str]) {
+    fn unpin(labels: &mut RecordLabels, uids: &[&str]) {
         let changes = changes_to_unpin(labels, |over| uids.contains(&over.0.as_str()));
         apply(labels, changes);
     }
 
-    fn is_pinned(labels: &Labels) -> bool {
+    fn is_pinned(labels: &RecordLabels) -> bool {
         labels.get(PINNED.0).is_some_and(|value| value == PINNED.1)
     }
 
-    fn managed() -> Labels {
+    fn managed() -> RecordLabels {
         HashMap::from([("io.cri-containerd.image".to_owned(), "managed".to_owned())])
     }
 

@@ -31,7 +31,7 @@ impl ImageRecords {
 
     /// Points a name to an image, and replaces its earlier target. Other labels of the record are kept. The CRI notices
     /// through an event of containerd.
-    pub(crate) async fn point(&self, name: &str, target: &Descriptor) -> Result<(), Status> {
+    pub(crate) async fn set_target(&self, name: &str, target: &Descriptor) -> Result<(), Status> {
         let (label, value) = MANAGED;
         let labels = HashMap::from([(label.to_owned(), value.to_owned())]);
         let image =

@@ -5,13 +5,13 @@ const SOURCE_LABEL: &str = "containerd.io/distribution.source";
 
 /// A normalised reference, split as containerd's labels name repositories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct SourceRepository {
     pub(crate) host: String,
     pub(crate) path: String,
     pub(crate) digest: Option<String>,
 }
 
-impl Source {
+impl SourceRepository {
     pub(crate) fn of_reference(reference: &str) -> Self {
         let (name, digest) = match reference.split_once('@') {
             Some((name, digest)) => (name, Some(digest.to_owned())),
@@ -41,9 +41,12 @@ mod tests {
             ("127.0.0.1:5000/a/b", "127.0.0.1", "a/b", None),
             ("r.io:5000/a:1@sha256:00", "r.io", "a", Some("sha256:00")),
         ] {
-            let expected =
-                Source { host: host.to_owned(), path: path.to_owned(), digest: digest.map(str::to_owned) };
-            assert_eq!(Source::of_reference(reference), expected);
+            let expected = SourceRepository {
+                host: host.to_owned(),
+                path: path.to_owned(),
+                digest: digest.map(str::to_owned),
+            };
+            assert_eq!(SourceRepository::of_reference(reference), expected);
         }
     }
 }

@@ -14,7 +14,7 @@ use containerd_client::services::v1::{
     GetImageRequest, InfoRequest, ListContentRequest, ListImagesRequest, ListStatusesRequest,
     ReadContentRequest,
 };
-use prepull_api::task::Bytes;
+use prepull_api::task::ByteProgress;
 use prepull_registry::manifest::{Descriptor, Index, Manifest};
 use tokio::time::timeout;
 use tonic::transport::Channel;
@@ -67,7 +67,7 @@ impl ContentStore {
         self.unsupported.load(Ordering::Relaxed)
     }
 
-    fn ok<T>(&self, answer: Result<T, Status>) -> Option<T> {
+    fn answer_or_none<T>(&self, answer: Result<T, Status>) -> Option<T> {
         match answer {
             Ok(answer) => Some(answer),
             Err(status) => {
@@ -87,14 +87,14 @@ impl ContentStore {
         let request = namespaced(GetImageRequest { name: name.to_owned() });
         let mut images = self.images.clone();
         let answer = timeout(DESCRIBE_TIMEOUT, images.get(request)).await.ok()?;
-        Some(self.ok(answer)?.into_inner().image?.target?.digest)
+        Some(self.answer_or_none(answer)?.into_inner().image?.target?.digest)
     }
 
     /// Adds up the compressed layers of a pulled image.
-    pub(crate) async fn image_size(&self, digest: &str) -> Option<Bytes> {
+    pub(crate) async fn image_size(&self, digest: &str) -> Option<ByteProgress> {
         let layers = timeout(DESCRIBE_TIMEOUT, self.layers(digest)).await.ok().flatten()?;
         let total = layers.iter().map(|layer| layer.size).sum();
-        Some(Bytes { done: total, total })
+        Some(ByteProgress { done: total, total })
     }
 
     /// Lists the layers below a manifest or an index, each once. `None` while the manifest is not in the store.
@@ -122,7 +122,8 @@ impl ContentStore {
     /// Lists the blobs that are being written, by digest. Includes leftovers of abandoned pulls.
     pub(crate) async fn ingests(&self) -> Option<HashMap<String, Ingest>> {
         let request = namespaced(ListStatusesRequest { filters: Vec::new() });
-        let statuses = self.ok(self.content.clone().list_statuses(request).await)?.into_inner().statuses;
+        let statuses =
+            self.answer_or_none(self.content.clone().list_statuses(request).await)?.into_inner().statuses;
         let ingests = statuses.into_iter().filter_map(|status| {
             let last_write = to_time(status.updated_at.map(|time| (time.seconds, time.nanos)));
             Some((digest_of_ref(&status.r#ref)?, Ingest { offset: to_size(status.offset), last_write }))
@@ -133,7 +134,7 @@ impl ContentStore {
     /// Whether the store has the complete blob.
     pub(crate) async fn has_blob(&self, digest: &str) -> bool {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        self.ok(answer).is_some()
+        self.answer_or_none(answer).is_some()
     }
 
     /// Finds the manifest among these blobs. If there are several, takes the newest: a tag may have moved since an
@@ -145,9 +146,9 @@ impl ContentStore {
         let filter = |digest: &String| format!("digest=={digest},labels.\"{CONFIG_LABEL}\"");
         let filters = digests.iter().map(filter).collect();
         let answer = self.content.clone().list(namespaced(ListContentRequest { filters })).await;
-        let mut parts = self.ok(answer)?.into_inner();
+        let mut parts = self.answer_or_none(answer)?.into_inner();
         let mut newest: Option<(Option<SystemTime>, String)> = None;
-        while let Some(part) = self.ok(parts.message().await)? {
+        while let Some(part) = self.answer_or_none(parts.message().await)? {
             let found = part.info.into_iter();
             let found =
                 found.map(|info| (to_time(info.created_at.map(|at| (at.seconds, at.nanos))), info.digest));
@@ -160,13 +161,13 @@ impl ContentStore {
     pub(crate) async fn read(&self, digest: &str) -> Option<Vec<u8>> {
         let read = ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 };
         let info = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        let length = self.ok(info)?.into_inner().info?.size;
+        let length = self.answer_or_none(info)?.into_inner().info?.size;
         if to_size(length) > MAX_MANIFEST as u64 {
             return None;
         }
-        let mut parts = self.ok(self.content.clone().read(namespaced(read)).await)?.into_inner();
+        let mut parts = self.answer_or_none(self.content.clone().read(namespaced(read)).await)?.into_inner();
         let mut text = Vec::new();
-        while let Some(part) = self.ok(parts.message().await)? {
+        while let Some(part) = self.answer_or_none(parts.message().await)? {
             text.extend(part.data);
         }
         Some(text)
@@ -177,38 +178,38 @@ impl ContentStore {
         let mut images = self.images.clone().max_decoding_message_size(MAX_MESSAGE);
         let list = images.list(namespaced(ListImagesRequest { filters: Vec::new() }));
         let answer = timeout(DESCRIBE_TIMEOUT, list).await.ok()?;
-        Some(self.ok(answer)?.into_inner().images.into_iter().map(|image| image.name).collect())
+        Some(self.answer_or_none(answer)?.into_inner().images.into_iter().map(|image| image.name).collect())
     }
 
     /// Whether an image here has layers that were rebuilt from deltas, and have no blobs.
     pub(crate) async fn has_rebuilt(&self) -> bool {
         let filters = vec![format!("labels.\"{REBUILT_LABEL}\"")];
         let answer = self.content.clone().list(namespaced(ListContentRequest { filters })).await;
-        let Some(answer) = self.ok(answer) else { return false };
+        let Some(answer) = self.answer_or_none(answer) else { return false };
         let first = answer.into_inner().message().await;
-        self.ok(first).flatten().is_some_and(|first| !first.info.is_empty())
+        self.answer_or_none(first).flatten().is_some_and(|first| !first.info.is_empty())
     }
 
     /// The snapshot of the highest layer of an image, by the digest of its configuration. `None` if the image isn't here,
     /// or was never unpacked.
     pub(crate) async fn snapshot_of(&self, config: &str, snapshotter: &str) -> Option<String> {
         let info = self.content.clone().info(namespaced(InfoRequest { digest: config.to_owned() })).await;
-        self.ok(info)?.into_inner().info?.labels.remove(&format!("{SNAPSHOT_LABEL}{snapshotter}"))
+        self.answer_or_none(info)?.into_inner().info?.labels.remove(&format!("{SNAPSHOT_LABEL}{snapshotter}"))
     }
 
     /// Size of a complete blob in the store.
     pub(crate) async fn blob_size(&self, digest: &str) -> Option<u64> {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        Some(to_size(self.ok(answer)?.into_inner().info?.size))
+        Some(to_size(self.answer_or_none(answer)?.into_inner().info?.size))
     }
 
     /// Reads `size` bytes of a blob, from an offset.
     pub(crate) async fn read_piece(&self, digest: &str, offset: u64, size: u64) -> Option<Vec<u8>> {
         let (offset, size) = (to_wire_size(offset), to_wire_size(size));
         let read = ReadContentRequest { digest: digest.to_owned(), offset, size };
-        let mut parts = self.ok(self.content.clone().read(namespaced(read)).await)?.into_inner();
+        let mut parts = self.answer_or_none(self.content.clone().read(namespaced(read)).await)?.into_inner();
         let mut piece = Vec::new();
-        while let Some(part) = self.ok(parts.message().await)? {
+        while let Some(part) = self.answer_or_none(parts.message().await)? {
             piece.extend(part.data);
         }
         Some(piece)
@@ -217,7 +218,7 @@ impl ContentStore {
     /// Whether a layer has been unpacked, on top of any layers.
     pub(crate) async fn was_unpacked(&self, digest: &str) -> bool {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        let info = self.ok(answer).and_then(|answer| answer.into_inner().info);
+        let info = self.answer_or_none(answer).and_then(|answer| answer.into_inner().info);
         info.is_some_and(|info| info.labels.contains_key(UNCOMPRESSED_LABEL))
     }
 
@@ -225,7 +226,7 @@ impl ContentStore {
     pub(crate) async fn is_unpacked(&self, snapshotter: &str, chain: &str) -> bool {
         let request = StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: chain.to_owned() };
         let answer = self.snapshots.clone().stat(namespaced(request)).await;
-        let kind = self.ok(answer).and_then(|answer| Some(answer.into_inner().info?.kind));
+        let kind = self.answer_or_none(answer).and_then(|answer| Some(answer.into_inner().info?.kind));
         kind == Some(SnapshotKind::Committed.into())
     }
 }

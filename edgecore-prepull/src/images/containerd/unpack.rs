@@ -87,7 +87,7 @@ impl Unpacker {
         let Some(mounts) = self.prepare(unpack, &key).await? else { return Ok(()) };
         let unpacked = self.apply_and_commit(unpack, &key, mounts, flush).await;
         if unpacked.is_err() {
-            let _ = self.remove(unpack.snapshotter, &key, unpack.lease).await;
+            let _ = self.remove_snapshot(unpack.snapshotter, &key, unpack.lease).await;
         }
         unpacked
     }
@@ -98,7 +98,7 @@ impl Unpacker {
             snapshotter: unpack.snapshotter.to_owned(),
             key: key.to_owned(),
             parent: unpack.parent.unwrap_or_default().to_owned(),
-            labels: labels(unpack),
+            labels: snapshot_labels(unpack),
         };
         match answer_within(PATIENCE, self.snapshots.clone().prepare(leased(request, unpack.lease))).await {
             Ok(answer) => Ok(Some(answer.mounts)),
@@ -133,11 +133,11 @@ impl Unpacker {
             snapshotter: unpack.snapshotter.to_owned(),
             name: unpack.chain_id.to_owned(),
             key: key.to_owned(),
-            labels: labels(unpack),
+            labels: snapshot_labels(unpack),
         };
         match answer_within(PATIENCE, self.snapshots.clone().commit(leased(request, unpack.lease))).await {
             Err(status) if status.code() == Code::AlreadyExists => {
-                self.remove(unpack.snapshotter, key, unpack.lease).await?;
+                self.remove_snapshot(unpack.snapshotter, key, unpack.lease).await?;
             }
             committed => drop(committed?),
         }
@@ -154,7 +154,7 @@ impl Unpacker {
     ///
     /// # Errors
     /// The snapshotter keeps its files elsewhere than in directories.
-    pub(crate) async fn view(
+    pub(crate) async fn open_view(
         &self,
         snapshotter: &str,
         chain_id: &str,
@@ -168,8 +168,8 @@ impl Unpacker {
             labels: HashMap::new(),
         };
         let answer = answer_within(PATIENCE, self.snapshots.clone().view(leased(request, lease))).await?;
-        let Some(directories) = directories(&answer.mounts) else {
-            let _ = self.remove(snapshotter, &key, lease).await;
+        let Some(directories) = layer_directories(&answer.mounts) else {
+            let _ = self.remove_snapshot(snapshotter, &key, lease).await;
             return Err(Status::unimplemented(format!(
                 "snapshotter {snapshotter} has no directories with the files of its images"
             )));
@@ -178,7 +178,7 @@ impl Unpacker {
     }
 
     /// Removes a half unpacked snapshot, or a view, also from the lease.
-    pub(crate) async fn remove(
+    pub(crate) async fn remove_snapshot(
         &self,
         snapshotter: &str,
         key: &str,
@@ -201,7 +201,7 @@ fn extraction_key(chain_id: &str) -> String {
 }
 
 /// The directories of a read-only mount, the highest first: overlay's lower ones, or the only one, which is bound.
-fn directories(mounts: &[Mount]) -> Option<Vec<PathBuf>> {
+fn layer_directories(mounts: &[Mount]) -> Option<Vec<PathBuf>> {
     let [mount] = mounts else { return None };
     match mount.r#type.as_str() {
         "bind" => Some(vec![PathBuf::from(&mount.source)]),
@@ -219,7 +219,7 @@ pub(super) fn is_extraction(name: &str) -> bool {
 }
 
 /// The labels that containerd's client sets on a snapshot.
-fn labels(unpack: Unpack<'_>) -> HashMap<String, String> {
+fn snapshot_labels(unpack: Unpack<'_>) -> HashMap<String, String> {
     let inherited = unpack.layer.annotations.iter().filter(|(name, _)| name.starts_with(INHERITED));
     let inherited = inherited.map(|(name, value)| (name.clone(), value.clone()));
     inherited.chain([(SNAPSHOT_LABEL.to_owned(), unpack.chain_id.to_owned())]).collect()
@@ -247,7 +247,7 @@ mod tests {
             (vec![mount("ext4", "/dev/mapper/x", &[])], None),
             (vec![], None),
         ] {
-            assert_eq!(directories(&mounts), expected, "{mounts:?}");
+            assert_eq!(layer_directories(&mounts), expected, "{mounts:?}");
         }
     }
 }

@@ -31,7 +31,7 @@ use super::ingest_files::open_ingest;
 use super::labels::Labels;
 use super::namespace::leased;
 use super::namespace::namespaced;
-use super::source::Source;
+use super::source::SourceRepository;
 use super::to_wire_size;
 
 /// Most unanswered writes. With two, containerd writes one while the other is in transit; more would only be lost if
@@ -68,21 +68,21 @@ pub(super) const PEER_REF: &str = "peer";
 
 /// A blob to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Blob {
+pub(crate) struct BlobToWrite {
     pub(crate) kind: BlobKind,
     /// `sha256:…`.
     pub(crate) digest: String,
     pub(crate) size: u64,
 }
 
-impl Blob {
+impl BlobToWrite {
     /// The same blob, in the ingest that may have bytes of neighbours.
     pub(crate) fn of_peer(&self) -> Self {
         Self { kind: BlobKind::OfPeer, ..self.clone() }
     }
 
     /// The name of its ingest.
-    fn ingest(&self) -> String {
+    fn ingest_name(&self) -> String {
         let kind = match self.kind {
             BlobKind::Index => "index",
             BlobKind::Manifest => "manifest",
@@ -97,7 +97,7 @@ impl Blob {
 
 /// Reason why a blob couldn't be written.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum WriteError {
+pub(crate) enum BlobWriteError {
     /// Another writer has the lock.
     #[error("another pull is writing {0}")]
     Locked(String),
@@ -134,9 +134,9 @@ impl ContentWriter {
     /// a record without a file, and fail each pull that needs the blob. Such a record is deleted here.
     pub(crate) async fn open(
         &self,
-        blob: &Blob,
+        blob: &BlobToWrite,
         lease: &MetadataValue<Ascii>,
-    ) -> Result<Option<PartialBlob>, WriteError> {
+    ) -> Result<Option<PartialBlob>, BlobWriteError> {
         let opened = self.open_unless_known(blob, lease).await?;
         if opened.is_some() || !self.has_lost_file(blob).await {
             return Ok(opened);
@@ -150,7 +150,7 @@ impl ContentWriter {
     }
 
     /// Whether the store has a record of a blob without its file.
-    async fn has_lost_file(&self, blob: &Blob) -> bool {
+    async fn has_lost_file(&self, blob: &BlobToWrite) -> bool {
         let request = namespaced(ReadContentRequest { digest: blob.digest.clone(), offset: 0, size: 1 });
         let mut content = self.content.clone();
         let read = async { content.read(request).await?.into_inner().message().await };
@@ -158,29 +158,29 @@ impl ContentWriter {
     }
 
     /// Bytes that earlier writers have left of a blob. 0 without an answer, as for an ingest that doesn't exist.
-    pub(crate) async fn written(&self, blob: &Blob) -> u64 {
-        let request = namespaced(StatusRequest { r#ref: blob.ingest() });
+    pub(crate) async fn written_bytes(&self, blob: &BlobToWrite) -> u64 {
+        let request = namespaced(StatusRequest { r#ref: blob.ingest_name() });
         let mut content = self.content.clone();
         let Ok(Ok(answer)) = timeout(ABORT_PATIENCE, content.status(request)).await else { return 0 };
         answer.into_inner().status.map_or(0, |status| from_wire(status.offset))
     }
 
     /// Opens the bytes of a blob that is being written, of a containerd with this root.
-    pub(crate) async fn read_ingest(&self, blob: &Blob, root: PathBuf) -> Option<File> {
-        let name = blob.ingest();
+    pub(crate) async fn read_ingest(&self, blob: &BlobToWrite, root: PathBuf) -> Option<File> {
+        let name = blob.ingest_name();
         spawn_blocking(move || open_ingest(&root, &name)).await.ok()?
     }
 
     async fn open_unless_known(
         &self,
-        blob: &Blob,
+        blob: &BlobToWrite,
         lease: &MetadataValue<Ascii>,
-    ) -> Result<Option<PartialBlob>, WriteError> {
+    ) -> Result<Option<PartialBlob>, BlobWriteError> {
         let (requests, mut queue) = mpsc::channel(UNANSWERED);
         let total = to_wire_size(blob.size);
         let stat = WriteContentRequest {
             action: WriteAction::Stat.into(),
-            r#ref: blob.ingest(),
+            r#ref: blob.ingest_name(),
             total,
             expected: blob.digest.clone(),
             ..WriteContentRequest::default()
@@ -207,30 +207,30 @@ impl ContentWriter {
                 acknowledged: offset,
             })),
             Ok(Err(status)) if status.code() == Code::AlreadyExists => Ok(None),
-            Ok(Err(status)) => Err(explain(status, &blob.digest)),
-            Err(_) => Err(WriteError::Silent(patience)),
+            Ok(Err(status)) => Err(to_write_error(status, &blob.digest)),
+            Err(_) => Err(BlobWriteError::Silent(patience)),
         }
     }
 
     /// Deletes a blob. It's no error if there is none.
-    pub(crate) async fn delete(&self, digest: &str) -> Result<(), WriteError> {
+    pub(crate) async fn delete(&self, digest: &str) -> Result<(), BlobWriteError> {
         let request = namespaced(DeleteContentRequest { digest: digest.to_owned() });
         match timeout(ABORT_PATIENCE, self.content.clone().delete(request)).await {
-            Ok(Err(status)) if status.code() != Code::NotFound => Err(explain(status, digest)),
+            Ok(Err(status)) if status.code() != Code::NotFound => Err(to_write_error(status, digest)),
             Ok(_) => Ok(()),
-            Err(_) => Err(WriteError::Silent(ABORT_PATIENCE)),
+            Err(_) => Err(BlobWriteError::Silent(ABORT_PATIENCE)),
         }
     }
 
     /// Discards the bytes of a blob that has no writer. Without this, a pull that resumes from wrong bytes would fail
     /// each time.
-    pub(crate) async fn abort(&self, blob: &Blob) -> Result<(), WriteError> {
-        let request = namespaced(AbortRequest { r#ref: blob.ingest() });
+    pub(crate) async fn abort(&self, blob: &BlobToWrite) -> Result<(), BlobWriteError> {
+        let request = namespaced(AbortRequest { r#ref: blob.ingest_name() });
         match timeout(ABORT_PATIENCE, self.content.clone().abort(request)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) if status.code() == Code::NotFound => Ok(()),
-            Ok(Err(status)) => Err(explain(status, &blob.digest)),
-            Err(_) => Err(WriteError::Silent(ABORT_PATIENCE)),
+            Ok(Err(status)) => Err(to_write_error(status, &blob.digest)),
+            Err(_) => Err(BlobWriteError::Silent(ABORT_PATIENCE)),
         }
     }
 }
@@ -259,15 +259,15 @@ impl PartialBlob {
     }
 
     /// Waits until all bytes are acknowledged.
-    pub(crate) async fn settle(&mut self) -> Result<(), WriteError> {
+    pub(crate) async fn await_acknowledgements(&mut self) -> Result<(), BlobWriteError> {
         while self.unanswered > 0 {
-            self.answer(WRITE_PATIENCE).await?;
+            self.await_answer(WRITE_PATIENCE).await?;
         }
         Ok(())
     }
 
     /// Appends bytes.
-    pub(crate) async fn write(&mut self, data: Vec<u8>) -> Result<(), WriteError> {
+    pub(crate) async fn write(&mut self, data: Vec<u8>) -> Result<(), BlobWriteError> {
         let length = data.len() as u64;
         let request = WriteContentRequest {
             action: WriteAction::Write.into(),
@@ -278,15 +278,19 @@ impl PartialBlob {
         self.send(request, WRITE_PATIENCE).await?;
         self.offset += length;
         while self.unanswered >= UNANSWERED {
-            self.answer(WRITE_PATIENCE).await?;
+            self.await_answer(WRITE_PATIENCE).await?;
         }
         Ok(())
     }
 
     /// Commits the blob if the written bytes have its digest and size, with a label for its source and with labels for
     /// its references.
-    pub(crate) async fn commit(mut self, source: &Source, labels: &Labels) -> Result<(), WriteError> {
-        self.settle().await?;
+    pub(crate) async fn commit(
+        mut self,
+        source: &SourceRepository,
+        labels: &Labels,
+    ) -> Result<(), BlobWriteError> {
+        self.await_acknowledgements().await?;
         let request = WriteContentRequest {
             action: WriteAction::Commit.into(),
             offset: to_wire_size(self.offset),
@@ -296,17 +300,17 @@ impl PartialBlob {
             ..WriteContentRequest::default()
         };
         let committed = match self.send(request, COMMIT_PATIENCE).await {
-            Ok(()) => self.answer(COMMIT_PATIENCE).await,
+            Ok(()) => self.await_answer(COMMIT_PATIENCE).await,
             Err(error) => Err(error),
         };
         match committed {
             // Another writer was faster, with another ref.
-            Err(WriteError::Refused(status)) if status.code() == Code::AlreadyExists => Ok(()),
+            Err(BlobWriteError::Refused(status)) if status.code() == Code::AlreadyExists => Ok(()),
             committed => committed,
         }
     }
 
-    async fn send(&mut self, request: WriteContentRequest, patience: Duration) -> Result<(), WriteError> {
+    async fn send(&mut self, request: WriteContentRequest, patience: Duration) -> Result<(), BlobWriteError> {
         match timeout(patience, self.requests.send(request)).await {
             Ok(Ok(())) => {
                 self.unanswered += 1;
@@ -314,17 +318,17 @@ impl PartialBlob {
             }
             // The call has ended: the last answer has the reason.
             Ok(Err(_)) => loop {
-                self.answer(patience).await?;
+                self.await_answer(patience).await?;
             },
-            Err(_) => Err(WriteError::Silent(patience)),
+            Err(_) => Err(BlobWriteError::Silent(patience)),
         }
     }
 
-    async fn answer(&mut self, patience: Duration) -> Result<(), WriteError> {
+    async fn await_answer(&mut self, patience: Duration) -> Result<(), BlobWriteError> {
         let answer = timeout(patience, next(&mut self.answers)).await;
         let answer = answer
-            .map_err(|_| WriteError::Silent(patience))?
-            .map_err(|status| explain(status, &self.digest))?;
+            .map_err(|_| BlobWriteError::Silent(patience))?
+            .map_err(|status| to_write_error(status, &self.digest))?;
         self.acknowledged = self.acknowledged.max(from_wire(answer.offset));
         self.unanswered = self.unanswered.saturating_sub(1);
         Ok(())
@@ -336,17 +340,17 @@ async fn next(answers: &mut Streaming<WriteContentResponse>) -> Result<WriteCont
     answers.message().await?.ok_or_else(ended)
 }
 
-fn explain(status: Status, digest: &str) -> WriteError {
+fn to_write_error(status: Status, digest: &str) -> BlobWriteError {
     let answer = status.message();
     // A broken connection has the same code, but tonic's text lacks this word.
     if status.code() == Code::Unavailable && answer.contains(" locked") {
-        return WriteError::Locked(digest.to_owned());
+        return BlobWriteError::Locked(digest.to_owned());
     }
     let of_content = ["unexpected commit digest", "unexpected commit size", "failed size validation"];
     if of_content.iter().any(|needle| answer.contains(needle)) {
-        return WriteError::Mismatch { digest: digest.to_owned(), answer: answer.to_owned() };
+        return BlobWriteError::Mismatch { digest: digest.to_owned(), answer: answer.to_owned() };
     }
-    WriteError::Refused(status)
+    BlobWriteError::Refused(status)
 }
 
 fn from_wire(size: i64) -> u64 {

@@ -9,21 +9,21 @@ use std::sync::Arc;
 use prepull_api::download::Deltas as Rule;
 use prepull_api::task::NoDelta;
 
-use super::delta::{Deltas, Unused};
+use super::delta::{LayerDeltas, UnusedDelta};
 use super::deltas::Goal;
-use super::downloads::{Layer, Watched};
+use super::downloads::{DownloadGuard, Layer};
 use super::fetcher::Fetcher;
 use super::make_room::Applicant;
-use super::stop::Stop;
+use super::stop::FetchStop;
 use crate::images::puller::{PullError, PullRequest};
 
 /// An image that fits.
 pub(super) struct Admitted<'f> {
     pub(super) layers: Arc<[Layer]>,
-    pub(super) watched: Watched<'f>,
-    pub(super) deltas: Option<Deltas>,
+    pub(super) watched: DownloadGuard<'f>,
+    pub(super) deltas: Option<LayerDeltas>,
     /// Why deltas that the registry has aren't used.
-    pub(super) no_delta: Option<Unused>,
+    pub(super) no_delta: Option<UnusedDelta>,
 }
 
 impl Fetcher {
@@ -35,40 +35,41 @@ impl Fetcher {
         &self,
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
-    ) -> Result<Admitted<'_>, Stop> {
+    ) -> Result<Admitted<'_>, FetchStop> {
         let whole = self.layers(goal.repository, goal.image, goal.facts).await;
         let (deltas, mut no_delta) = self.deltas_for(request, goal, &whole).await?;
         if let Some(deltas) = deltas {
             let mut layers = whole.clone();
             self.put_deltas(&mut layers, &deltas).await;
             let is_required = request.terms.deltas == Rule::Require;
-            let refusal = match self.enter(request, goal, layers, is_required).await {
+            let refusal = match self.begin_if_fits(request, goal, layers, is_required).await {
                 Ok((layers, watched)) => {
                     return Ok(Admitted { layers, watched, deltas: Some(deltas), no_delta });
                 }
                 Err(refusal) => refusal,
             };
-            self.close(&deltas, goal).await;
+            self.close_old_files(&deltas, goal).await;
             if is_required {
                 return Err(refusal.into());
             }
-            no_delta = Some(Unused::new(NoDelta::NoRoom, format!("by deltas there is {}", refusal.message)));
+            no_delta =
+                Some(UnusedDelta::new(NoDelta::NoRoom, format!("by deltas there is {}", refusal.message)));
         }
-        let (layers, watched) = self.enter(request, goal, whole, true).await?;
+        let (layers, watched) = self.begin_if_fits(request, goal, whole, true).await?;
         Ok(Admitted { layers, watched, deltas: None, no_delta })
     }
 
     /// Begins a download, if it fits.
-    async fn enter(
+    async fn begin_if_fits(
         &self,
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
         layers: Vec<Layer>,
         may_remove: bool,
-    ) -> Result<(Arc<[Layer]>, Watched<'_>), PullError> {
+    ) -> Result<(Arc<[Layer]>, DownloadGuard<'_>), PullError> {
         let Goal { repository, image, facts, lease, .. } = *goal;
         let layers: Arc<[_]> = layers.into();
-        let watched = self.downloads.begin(request.reference, Arc::clone(&layers));
+        let watched = self.downloads.register_download(request.reference, Arc::clone(&layers));
         let (reference, wanted) = (request.reference, request.terms.wanted);
         let applicant =
             Applicant { reference, repository, image, layers: &layers, facts, lease, wanted, may_remove };

@@ -11,20 +11,20 @@ use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::delta::{Delta, OldImage, Unused};
-use super::deltas::required;
+use super::delta::{Delta, OldImage, UnusedDelta};
+use super::deltas::no_required_delta;
 use super::download::Download;
 use super::downloads::Layer;
 use super::flights::Flight;
-use super::image::blob;
-use super::rebuild::Failure;
-use super::stop::Stop;
-use super::unpacked::{Diff, diffs};
-use crate::images::containerd::{Blob, BlobKind, Unpack};
+use super::image::blob_to_write;
+use super::rebuild::RebuildFailure;
+use super::stop::FetchStop;
+use super::unpacked::{Diff, parse_diffs};
+use crate::images::containerd::{BlobKind, BlobToWrite, Unpack};
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 
 /// The digests of the blobs of an image that have arrived in the content store.
-pub(super) type Arrived = watch::Sender<HashSet<String>>;
+pub(super) type ArrivedBlobs = watch::Sender<HashSet<String>>;
 
 /// Unpacks the layers of an image as they arrive, until the last one or until a failure. The runtime then continues,
 /// and reports the failure better. Returns the snapshot name of the whole image.
@@ -32,24 +32,27 @@ pub(super) type Arrived = watch::Sender<HashSet<String>>;
 /// # Errors
 /// The runtime ended. Left to it, such an image would make it end for ever: each attempt after that would find only that
 /// nothing listens, which costs no try.
-pub(super) async fn unpack_ahead(download: &Download<'_>, arrived: &Arrived) -> Result<Option<String>, Stop> {
+pub(super) async fn unpack_ahead(
+    download: &Download<'_>,
+    arrived: &ArrivedBlobs,
+) -> Result<Option<String>, FetchStop> {
     let image = download.image;
     wait_for(arrived, &image.config).await;
     let config = download.fetcher.store.read(&image.config.digest).await.unwrap_or_default();
-    let diffs = diffs(&config);
-    if diffs.len() != image.stacked().count() {
+    let diffs = parse_diffs(&config);
+    if diffs.len() != image.stacked_layers().count() {
         return Ok(None);
     }
     let mut parent = None;
-    for (stacked, diff) in image.stacked().zip(&diffs) {
+    for (stacked, diff) in image.stacked_layers().zip(&diffs) {
         let Some(layer) = download.layers.iter().find(|layer| layer.descriptor.digest == stacked.digest)
         else {
             return Ok(None);
         };
-        match (Step { download, arrived, layer, diff, parent }).unpack().await {
+        match (UnpackStep { download, arrived, layer, diff, parent }).unpack().await {
             Ok(()) => {}
-            Err(Failure::Stop(stop)) => return Err(stop),
-            Err(Failure::Useless(why)) => {
+            Err(RebuildFailure::Stop(stop)) => return Err(stop),
+            Err(RebuildFailure::Useless(why)) => {
                 tracing::debug!(
                     layer = stacked.digest,
                     why = why.why,
@@ -65,40 +68,40 @@ pub(super) async fn unpack_ahead(download: &Download<'_>, arrived: &Arrived) -> 
 
 /// A layer to unpack on top of its parent.
 #[derive(Clone, Copy)]
-struct Step<'a> {
+struct UnpackStep<'a> {
     download: &'a Download<'a>,
-    arrived: &'a Arrived,
+    arrived: &'a ArrivedBlobs,
     layer: &'a Layer,
     diff: &'a Diff,
     parent: Option<&'a str>,
 }
 
-impl Step<'_> {
-    async fn unpack(self) -> Result<(), Failure> {
+impl UnpackStep<'_> {
+    async fn unpack(self) -> Result<(), RebuildFailure> {
         let Self { download, arrived, layer, .. } = self;
         if self.is_unpacked().await {
             return Ok(());
         }
-        wait_for(arrived, layer.blob()).await;
+        wait_for(arrived, layer.blob_to_fetch()).await;
         if let (Some(delta), Some(deltas)) = (&layer.delta, &download.deltas)
             && layer.whole.get().is_none()
         {
             match self.unpack_rebuilt(delta, &deltas.old).await {
-                Err(Failure::Useless(unused)) => {
+                Err(RebuildFailure::Useless(unused)) => {
                     download.fetch_whole(layer, unused).await?;
                 }
                 unpacked => return unpacked,
             }
         }
-        let chain = download.fetcher.chains.of(&self.diff.chain_id);
+        let chain = download.fetcher.chains.shared_value(&self.diff.chain_id);
         let _turn = chain.lock().await;
         self.unpack_blob(&layer.descriptor).await
     }
 
     /// Rebuilds the layer as a tar, which is deleted once it's unpacked.
-    async fn unpack_rebuilt(self, delta: &Delta, old: &OldImage) -> Result<(), Failure> {
+    async fn unpack_rebuilt(self, delta: &Delta, old: &OldImage) -> Result<(), RebuildFailure> {
         let Self { download, layer, diff, .. } = self;
-        let chain = download.fetcher.chains.of(&diff.chain_id);
+        let chain = download.fetcher.chains.shared_value(&diff.chain_id);
         let _turn = chain.lock().await;
         if self.is_unpacked().await {
             return Ok(());
@@ -113,7 +116,7 @@ impl Step<'_> {
     }
 
     /// Unpacks a blob of the content store: the layer, or its tar.
-    async fn unpack_blob(self, blob: &Descriptor) -> Result<(), Failure> {
+    async fn unpack_blob(self, blob: &Descriptor) -> Result<(), RebuildFailure> {
         let Self { download, diff: Diff { diff_id, chain_id }, parent, .. } = self;
         let Download { fetcher, lease, facts, unpacking, .. } = download;
         if self.is_unpacked().await {
@@ -131,14 +134,14 @@ impl Step<'_> {
         match fetcher.unpacker.unpack(unpack, flush).await {
             // It stays the layer that was being unpacked when the runtime ended.
             Err(status) if is_connection_failure(&status) => {
-                return Err(Failure::Stop(
+                return Err(RebuildFailure::Stop(
                     to_pull_error(&status, download.reference, &fetcher.endpoint).into(),
                 ));
             }
             // Another process with the same lease was faster and has released it, which removed our snapshot.
             Err(status) if !self.is_unpacked().await => {
-                let unused = Unused::new(NoDelta::WrongLayer, status.to_string());
-                return Err(Failure::Useless(unused));
+                let unused = UnusedDelta::new(NoDelta::WrongLayer, status.to_string());
+                return Err(RebuildFailure::Useless(unused));
             }
             _ => {}
         }
@@ -156,7 +159,7 @@ impl Download<'_> {
     /// Keeps the deltas of this image for the neighbours, if the task shares layers.
     pub(super) async fn keep_deltas(&self) {
         let used = self.layers.iter().filter(|layer| layer.delta.is_some() && layer.lacks_blob());
-        let digests: Vec<_> = used.map(|layer| layer.blob().digest.as_str()).collect();
+        let digests: Vec<_> = used.map(|layer| layer.blob_to_fetch().digest.as_str()).collect();
         if self.shared.is_some() && !digests.is_empty() {
             self.fetcher.leases.keep_for_neighbours(self.reference, digests.into_iter()).await;
         }
@@ -165,28 +168,33 @@ impl Download<'_> {
     /// Downloads a blob; or the layer, in place of a delta that the registry lists and doesn't give.
     pub(super) async fn blob_or_layer(
         &self,
-        blob: &Blob,
+        blob: &BlobToWrite,
         descriptor: &Descriptor,
         flight: &Flight,
-    ) -> Result<(), Stop> {
-        let fetched = self.blob(blob, descriptor, flight).await;
-        let is_rebuilt = |layer: &&Layer| layer.delta.is_some() && layer.blob().digest == blob.digest;
+    ) -> Result<(), FetchStop> {
+        let fetched = self.fetch_blob(blob, descriptor, flight).await;
+        let is_rebuilt =
+            |layer: &&Layer| layer.delta.is_some() && layer.blob_to_fetch().digest == blob.digest;
         match (fetched, self.layers.iter().find(is_rebuilt)) {
-            (Err(Stop::Failed(error)), Some(layer)) if is_of_registry(error.code) => {
-                self.fetch_whole(layer, Unused::new(NoDelta::Undelivered, error.message)).await
+            (Err(FetchStop::Failed(error)), Some(layer)) if is_of_registry(error.code) => {
+                self.fetch_whole(layer, UnusedDelta::new(NoDelta::Undelivered, error.message)).await
             }
-            (Err(Stop::StepBack(why)), Some(layer)) => {
-                self.fetch_whole(layer, Unused::new(NoDelta::Undelivered, why)).await
+            (Err(FetchStop::StepBack(why)), Some(layer)) => {
+                self.fetch_whole(layer, UnusedDelta::new(NoDelta::Undelivered, why)).await
             }
             (fetched, _) => fetched,
         }
     }
 
     /// Downloads a layer, since its delta is of no use for this reason.
-    pub(super) async fn fetch_whole(&self, layer: &Layer, unused: Unused) -> Result<(), Stop> {
-        self.fetcher.refused.note(self.image.manifest(), &layer.blob().digest, unused.clone());
+    pub(super) async fn fetch_whole(&self, layer: &Layer, unused: UnusedDelta) -> Result<(), FetchStop> {
+        self.fetcher.refused.add_refusal(
+            self.image.manifest_digest(),
+            &layer.blob_to_fetch().digest,
+            unused.clone(),
+        );
         if self.needs_deltas {
-            return Err(required(&unused.why).into());
+            return Err(no_required_delta(&unused.why).into());
         }
         let digest = &layer.descriptor.digest;
         tracing::warn!(
@@ -197,8 +205,8 @@ impl Download<'_> {
             "not rebuilt from its delta; it's downloaded"
         );
         let _ = self.no_delta.set(unused);
-        let flight = layer.whole.get_or_init(|| self.fetcher.flights.of(digest));
-        self.blob(&blob(BlobKind::Layer, &layer.descriptor), &layer.descriptor, flight).await
+        let flight = layer.whole.get_or_init(|| self.fetcher.flights.shared_value(digest));
+        self.fetch_blob(&blob_to_write(BlobKind::Layer, &layer.descriptor), &layer.descriptor, flight).await
     }
 }
 
@@ -208,7 +216,7 @@ fn is_of_registry(code: FailureCode) -> bool {
     matches!(code, FailureCode::NotFound | FailureCode::Unauthorized | FailureCode::RegistryError)
 }
 
-async fn wait_for(arrived: &Arrived, blob: &Descriptor) {
+async fn wait_for(arrived: &ArrivedBlobs, blob: &Descriptor) {
     // This can't fail: the sender is borrowed here.
     let _ = arrived.subscribe().wait_for(|arrived| arrived.contains(&blob.digest)).await;
 }

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use prepull_api::sites::PeerFault;
 use prepull_registry::manifest::Descriptor;
-use prepull_registry::{HostId, Kind};
+use prepull_registry::{ErrorKind, HostId};
 use tokio::time::sleep;
 
 use super::download::Download;
 use super::flights::Flight;
-use super::image::Document;
+use super::image::ImageDocument;
 use super::ingest::{Blame, Filling};
-use super::neighbours::way;
+use super::neighbours::wait_for_origin;
 use super::pour::{Broken, Filled, PROGRESS};
-use super::stop::Stop;
-use crate::images::containerd::{Blob, Labels, WriteError};
-use crate::images::site::{Seeker, Way};
+use super::stop::FetchStop;
+use crate::images::containerd::{BlobToWrite, BlobWriteError, Labels};
+use crate::images::site::{BlobOrigin, Seeker};
 
 /// Requests in a row that may end without progress before the attempt has failed.
 const STRIKES: u32 = 3;
@@ -31,12 +31,12 @@ const DAMAGED: &str = "what neighbours sent had another digest";
 
 impl Download<'_> {
     /// Brings a blob into the store.
-    pub(super) async fn blob(
+    pub(super) async fn fetch_blob(
         &self,
-        blob: &Blob,
+        blob: &BlobToWrite,
         descriptor: &Descriptor,
         flight: &Flight,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), FetchStop> {
         let _turn = flight.take_turn(!self.buckets.has_own()).await;
         // Before anything is waited for that others could use.
         let mut seeker = self.seek(blob, flight).await;
@@ -45,15 +45,15 @@ impl Download<'_> {
         let mut lies = 0;
         loop {
             let way = match &mut seeker {
-                Some(seeker) => way(seeker, &mut open).await,
-                None => Way::Registry(None),
+                Some(seeker) => wait_for_origin(seeker, &mut open).await,
+                None => BlobOrigin::Registry(None),
             };
             // An error would mean that the semaphore is closed; these never are.
             let _of_image = self.streams.acquire().await;
             let _of_node = self.fetcher.streams.acquire().await;
             // An error would mean that the sender is gone, which is a field of this.
             let _ = self.letting_go.subscribe().wait_for(|letting_go| !letting_go).await;
-            let (of_peer, limited) = (matches!(way, Way::Peer(_)), seeker.as_ref());
+            let (of_peer, limited) = (matches!(way, BlobOrigin::Peer(_)), seeker.as_ref());
             let fits = |open: &Filling<'_>| open.is_private() || !of_peer;
             let mut filling = if let Some(open) = open.take().filter(fits) {
                 open
@@ -63,21 +63,21 @@ impl Download<'_> {
                 opened
             };
             let from = match &way {
-                Way::Peer(peer) => peer.node.as_str(),
-                Way::Registry(_) => "the registry",
+                BlobOrigin::Peer(peer) => peer.node.as_str(),
+                BlobOrigin::Registry(_) => "the registry",
             };
             let offset = filling.part.offset();
             tracing::debug!(image = self.reference, blob = blob.digest, offset, from, "filling");
             let filled = match (way, &mut seeker) {
-                (Way::Peer(peer), Some(seeker)) => {
+                (BlobOrigin::Peer(peer), Some(seeker)) => {
                     self.fill_from_peer(&mut filling, blob, &peer, seeker).await?
                 }
                 (way, seeker) => {
-                    if let Way::Registry(Some(why)) = way {
+                    if let BlobOrigin::Registry(Some(why)) = way {
                         self.note_unshared(&why);
                     }
                     filling.senders.note_registry();
-                    self.fill(&mut filling, descriptor, seeker.as_ref(), &avoid).await?
+                    self.fill_from_registry(&mut filling, descriptor, seeker.as_ref(), &avoid).await?
                 }
             };
             let host = match filled {
@@ -92,11 +92,11 @@ impl Download<'_> {
                     continue;
                 }
             };
-            let Err((blame, error)) = self.commit(filling).await? else { break };
+            let Err((blame, error)) = self.commit_blob(filling).await? else { break };
             match (blame, &mut seeker) {
                 (Blame::Neighbour(peer), Some(seeker)) => {
                     tracing::warn!(image = self.reference, blob = blob.digest, %peer, "a neighbour has sent bytes with another digest");
-                    seeker.fail(&peer, PeerFault::Damaged);
+                    seeker.note_fault(&peer, PeerFault::Damaged);
                     lies += 1;
                     if lies == LIES {
                         seeker.go_alone(DAMAGED);
@@ -106,7 +106,7 @@ impl Download<'_> {
                 _ => {
                     // What an earlier pull has left may have been wrong, so that no host is to blame.
                     let Some(host) = host.filter(|_| avoid.is_empty()) else {
-                        return Err(self.refused(error));
+                        return Err(self.write_failed(error));
                     };
                     tracing::warn!(image = self.reference, blob = blob.digest, %host, %error, "a blob arrived damaged; it is fetched once more, from another host if there is one");
                     avoid.push(host);
@@ -114,18 +114,21 @@ impl Download<'_> {
             }
         }
         if let Some(seeker) = seeker {
-            seeker.finish();
+            seeker.note_arrived();
         }
         Ok(())
     }
 
     /// Writes a manifest or an index into the store, unless it is there.
-    pub(super) async fn document(&self, Document { blob, content, labels }: &Document) -> Result<(), Stop> {
+    pub(super) async fn write_document(
+        &self,
+        ImageDocument { blob, content, labels }: &ImageDocument,
+    ) -> Result<(), FetchStop> {
         // Where layers are discarded, nothing may hold them.
         let labels = if self.facts.discards_layers { &Labels::new() } else { labels };
-        let flight = self.fetcher.flights.of(&blob.digest);
+        let flight = self.fetcher.flights.shared_value(&blob.digest);
         let _turn = flight.take_turn(false).await;
-        let Some(mut part) = self.open(blob, &flight).await? else { return Ok(()) };
+        let Some(mut part) = self.open_ingest(blob, &flight).await? else { return Ok(()) };
         let from = usize::try_from(part.offset()).unwrap_or(usize::MAX);
         let written = async {
             if let Some(rest) = content.get(from..).filter(|rest| !rest.is_empty()) {
@@ -134,27 +137,27 @@ impl Download<'_> {
             part.commit(&self.source, labels).await
         };
         let written = written.await;
-        if matches!(written, Err(WriteError::Mismatch { .. })) {
+        if matches!(written, Err(BlobWriteError::Mismatch { .. })) {
             // The partial content belongs to another blob: the next attempt restarts from byte 0.
-            self.fetcher.writer.abort(blob).await.map_err(|error| self.refused(error))?;
+            self.fetcher.writer.abort(blob).await.map_err(|error| self.write_failed(error))?;
         }
-        written.map_err(|error| self.refused(error))
+        written.map_err(|error| self.write_failed(error))
     }
 
     /// Appends what is missing. A connection that breaks is replaced by another one, as long as there is progress.
-    async fn fill(
+    async fn fill_from_registry(
         &self,
         filling: &mut Filling<'_>,
         descriptor: &Descriptor,
         seeker: Option<&Seeker>,
         avoid: &[HostId],
-    ) -> Result<Filled, Stop> {
+    ) -> Result<Filled, FetchStop> {
         let mut host = None;
         let mut strikes = 0;
         while filling.part.offset() < descriptor.size {
             let from = filling.part.offset();
             let avoid = [avoid, &self.asked_last()].concat();
-            let broken = match self.repository.blob(descriptor, from, &avoid).await {
+            let broken = match self.repository.fetch_blob(descriptor, from, &avoid).await {
                 Ok(mut stream) => {
                     host = Some(stream.host().clone());
                     match self.pour(&mut stream, filling, seeker, false).await {
@@ -166,12 +169,12 @@ impl Download<'_> {
             };
             let error = match broken {
                 Broken::Registry(error) => error,
-                Broken::Store(error) => return Err(self.refused(error)),
+                Broken::Store(error) => return Err(self.write_failed(error)),
                 Broken::LetGo => return Ok(Filled::LetGo),
             };
             strikes = if filling.part.offset() - from >= PROGRESS { 0 } else { strikes + 1 };
             // The last strike is for another endpoint, if there is one: this one may be silent for ever.
-            let is_slow = error.kind == Kind::TooSlow;
+            let is_slow = error.kind == ErrorKind::TooSlow;
             if let Some(host) = host.take_if(|_| is_slow || strikes == STRIKES - 1) {
                 tracing::info!(image = self.reference, blob = descriptor.digest, %host, %error, "other endpoints are asked first for the rest of the image");
                 self.ask_last(host);
@@ -191,16 +194,21 @@ impl Download<'_> {
 }
 
 /// How long to wait before the rest of a blob is asked for again. `None` if that would not help.
-fn pause_before_asking_again(kind: Kind) -> Option<Duration> {
+fn pause_before_asking_again(kind: ErrorKind) -> Option<Duration> {
     match kind {
         // A token that has expired is replaced, and so is the URL that a registry has redirected to.
-        Kind::Unauthorized | Kind::NoConnection | Kind::Unreachable | Kind::TooSlow | Kind::Protocol => {
-            Some(PAUSE)
-        }
-        Kind::RateLimited { retry_after } | Kind::Server { retry_after } => {
+        ErrorKind::Unauthorized
+        | ErrorKind::NoConnection
+        | ErrorKind::Unreachable
+        | ErrorKind::TooSlow
+        | ErrorKind::Protocol => Some(PAUSE),
+        ErrorKind::RateLimited { retry_after } | ErrorKind::Server { retry_after } => {
             let pause = retry_after.unwrap_or(PAUSE).max(PAUSE);
             (pause <= LONGEST_PAUSE).then_some(pause)
         }
-        Kind::NotFound | Kind::PlatformMismatch | Kind::DigestMismatch | Kind::Unsupported => None,
+        ErrorKind::NotFound
+        | ErrorKind::PlatformMismatch
+        | ErrorKind::DigestMismatch
+        | ErrorKind::Unsupported => None,
     }
 }

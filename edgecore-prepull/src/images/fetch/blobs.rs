@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use futures::future;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use prepull_api::task::{Bytes, NoDelta};
+use prepull_api::task::{ByteProgress, NoDelta};
 use tokio::time::sleep;
 
-use super::ahead::{Arrived, unpack_ahead};
-use super::delta::Unused;
+use super::ahead::{ArrivedBlobs, unpack_ahead};
+use super::delta::UnusedDelta;
 use super::download::Download;
 use super::downloads::Layer;
 use super::fetcher::AHEAD;
-use super::image::blob;
-use super::stop::Stop;
+use super::image::blob_to_write;
+use super::stop::FetchStop;
 use super::yielding::yield_to_others;
 use crate::images::containerd::BlobKind;
 use crate::images::puller::ProgressSink;
@@ -25,21 +25,34 @@ const PROGRESS: Duration = Duration::from_secs(1);
 impl Download<'_> {
     /// Downloads an image into the content store, and unpacks it as the layers arrive. Returns the name of its snapshot
     /// if all of it is unpacked.
-    pub(super) async fn fetch(&self, progress: ProgressSink<'_>) -> Result<Option<String>, Stop> {
+    pub(super) async fn fetch_blobs(&self, progress: ProgressSink<'_>) -> Result<Option<String>, FetchStop> {
         let (image, layers) = (self.image, self.layers);
         let report = || {
-            let done = layers.iter().map(Layer::written).fold(0, u64::saturating_add);
-            progress(Bytes { done, total: image.size() });
+            let done = layers.iter().map(Layer::written_bytes).fold(0, u64::saturating_add);
+            progress(ByteProgress { done, total: image.size() });
         };
         let wanted = layers.iter().filter(|layer| !layer.is_needless);
         let mut blobs: Vec<_> = wanted
-            .map(|layer| (blob(BlobKind::Layer, layer.blob()), layer.blob(), layer.flight.clone()))
+            .map(|layer| {
+                (
+                    blob_to_write(BlobKind::Layer, layer.blob_to_fetch()),
+                    layer.blob_to_fetch(),
+                    layer.flight.clone(),
+                )
+            })
             .collect();
         // The largest first: then the last ones are small, and all streams end at about the same time.
         blobs.sort_by_key(|(layer, ..)| std::cmp::Reverse(layer.size));
         let config = &image.config;
-        blobs.insert(0, (blob(BlobKind::Config, config), config, self.fetcher.flights.of(&config.digest)));
-        let arrived = Arrived::default();
+        blobs.insert(
+            0,
+            (
+                blob_to_write(BlobKind::Config, config),
+                config,
+                self.fetcher.flights.shared_value(&config.digest),
+            ),
+        );
+        let arrived = ArrivedBlobs::default();
         let fetch = |index: usize| {
             let (arrived, (blob, descriptor, flight)) = (&arrived, &blobs[index]);
             async move {
@@ -53,7 +66,8 @@ impl Download<'_> {
         let all = stream::iter((0..blobs.len()).map(fetch))
             .buffer_unordered(AHEAD)
             .try_for_each(|()| std::future::ready(Ok(())));
-        let documents = future::try_join_all(image.documents.iter().map(|document| self.document(document)));
+        let documents =
+            future::try_join_all(image.documents.iter().map(|document| self.write_document(document)));
         let all = future::try_join3(all, documents, unpack_ahead(self, &arrived));
         let keep_reporting = async {
             loop {
@@ -80,7 +94,7 @@ impl Download<'_> {
             let by_delta = layers.iter().filter(|layer| layer.delta.is_some() && layer.whole.get().is_none());
             for layer in by_delta.filter(|layer| !layer.is_needless) {
                 let why = "the image couldn't be unpacked layer by layer";
-                self.fetch_whole(layer, Unused::new(NoDelta::NotUnpacked, why)).await?;
+                self.fetch_whole(layer, UnusedDelta::new(NoDelta::NotUnpacked, why)).await?;
             }
         }
         report();

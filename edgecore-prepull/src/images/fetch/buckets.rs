@@ -6,13 +6,13 @@ use crate::images::rate::Bucket;
 
 /// The buckets that each byte of a pull must pass.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Buckets<'a> {
+pub(super) struct PullBuckets<'a> {
     pub(super) node: &'a Bucket,
     /// The bucket of the task, if it has one.
     pub(super) own: Option<&'a Bucket>,
 }
 
-impl Buckets<'_> {
+impl PullBuckets<'_> {
     /// The lower of the two limits, if there is one.
     pub(super) fn limit(self) -> Option<NonZeroU64> {
         let rates = [self.node.rate(), self.own.and_then(Bucket::rate)];

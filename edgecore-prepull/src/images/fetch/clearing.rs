@@ -10,7 +10,7 @@ use prepull_api::task::KeepCode;
 
 use super::fetcher::Fetcher;
 use super::unused::{ListedImage, Listing};
-use crate::images::containerd::{Holdings, Record};
+use crate::images::containerd::{Holdings, ImageRecord};
 use crate::images::puller::cri::to_pull_error;
 use crate::images::puller::{HeldImage, PullError, Removed};
 
@@ -18,11 +18,11 @@ use crate::images::puller::{HeldImage, PullError, Removed};
 struct Survey {
     listing: Listing,
     /// `None` for runtimes other than containerd.
-    store: Option<Store>,
+    store: Option<SurveyedStore>,
 }
 
 /// What containerd has.
-struct Store {
+struct SurveyedStore {
     snapshotter: String,
     /// The image of the sandboxes of pods, which older releases don't report as pinned.
     sandbox: Option<String>,
@@ -40,27 +40,27 @@ impl Survey {
 
     fn describe(&self, image: &ListedImage) -> HeldImage {
         let (id, names, size) = (image.id.clone(), image.names.clone(), image.size);
-        let created = self.records(image).filter_map(|record| record.created).max();
-        HeldImage { id, names, needed: self.needed(image), created, size }
+        let created = self.records_of(image).filter_map(|record| record.created).max();
+        HeldImage { id, names, needed: self.reason_to_keep(image), created, size }
     }
 
     /// What needs an image.
-    fn needed(&self, image: &ListedImage) -> Option<KeepCode> {
-        let is_container = |store: &Store| {
+    fn reason_to_keep(&self, image: &ListedImage) -> Option<KeepCode> {
+        let is_container = |store: &SurveyedStore| {
             let top = store.holdings.blobs.get(&image.id).and_then(|config| config.snapshot.as_deref());
             top.is_some_and(|top| store.holdings.parents_of_active().contains(top))
         };
-        let is_sandbox = |store: &Store| {
+        let is_sandbox = |store: &SurveyedStore| {
             let sandbox = store.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
             sandbox.is_some_and(|sandbox| image.is_called(&sandbox.normalized().to_string()))
         };
         let store = self.store.as_ref();
         if image.is_any_of(&self.listing.used) || store.is_some_and(is_container) {
             Some(KeepCode::InUse)
-        } else if self.records(image).any(|record| record.is_pinned_by_job) {
+        } else if self.records_of(image).any(|record| record.is_pinned_by_job) {
             Some(KeepCode::PinnedByJob)
         } else if image.is_pinned
-            || self.records(image).any(|record| record.is_pinned)
+            || self.records_of(image).any(|record| record.is_pinned)
             || store.is_some_and(is_sandbox)
         {
             Some(KeepCode::PinnedByRuntime)
@@ -69,7 +69,7 @@ impl Survey {
         }
     }
 
-    fn records<'a>(&'a self, image: &'a ListedImage) -> impl Iterator<Item = &'a Record> {
+    fn records_of<'a>(&'a self, image: &'a ListedImage) -> impl Iterator<Item = &'a ImageRecord> {
         let records = self.store.iter().flat_map(|store| &store.holdings.records);
         records.filter(|record| image.is_called(&record.name))
     }
@@ -77,19 +77,19 @@ impl Survey {
     /// The blobs and unpacked layers of an image.
     fn pieces(&self, image: &ListedImage) -> BTreeSet<&str> {
         let Some(store) = &self.store else { return BTreeSet::new() };
-        let below = self.records(image).map(|record| store.holdings.below(&record.target));
+        let below = self.records_of(image).map(|record| store.holdings.reachable_from(&record.target));
         below.flat_map(|(blobs, snapshots)| blobs.into_iter().chain(snapshots)).collect()
     }
 
     /// The pieces that other images, names or containers hold.
     fn held_by_others(&self, ids: &[String]) -> BTreeSet<&str> {
         let Some(store) = &self.store else { return BTreeSet::new() };
-        let goes = |record: &&Record| {
+        let goes = |record: &&ImageRecord| {
             let going = ids.iter().filter_map(|id| self.image(id));
             going.into_iter().any(|image| image.is_called(&record.name))
         };
         let stays = store.holdings.records.iter().filter(|record| !goes(record));
-        let below = stays.map(|record| store.holdings.below(&record.target));
+        let below = stays.map(|record| store.holdings.reachable_from(&record.target));
         let held = below.flat_map(|(blobs, snapshots)| blobs.into_iter().chain(snapshots));
         held.chain(store.holdings.used_snapshots()).collect()
     }
@@ -102,7 +102,7 @@ impl Fetcher {
             Some((snapshotter, sandbox)) => {
                 let refused = |status| to_pull_error(&status, "", &self.endpoint);
                 let holdings = self.holdings.read(&snapshotter).await.map_err(refused)?;
-                Some(Store { snapshotter, sandbox, holdings })
+                Some(SurveyedStore { snapshotter, sandbox, holdings })
             }
             None => None,
         };
@@ -126,7 +126,7 @@ impl Fetcher {
                 (Some(image), Some(store)) => {
                     let pieces: Vec<&str> = survey.pieces(image).difference(&counted).copied().collect();
                     counted.extend(&pieces);
-                    self.sizes(store, &pieces).await.values().sum()
+                    self.piece_sizes(store, &pieces).await.values().sum()
                 }
             });
         }
@@ -134,7 +134,7 @@ impl Fetcher {
     }
 
     /// Removes an image, if it's there and the caller agrees.
-    pub(super) async fn clear(
+    pub(super) async fn remove_if_agreed(
         &self,
         id: &str,
         agrees: impl FnOnce(&[HeldImage]) -> bool,
@@ -150,7 +150,7 @@ impl Fetcher {
             return Ok(Removed::Freed(image.size));
         };
         let pieces: Vec<&str> = before.pieces(image).into_iter().collect();
-        let sizes = self.sizes(store, &pieces).await;
+        let sizes = self.piece_sizes(store, &pieces).await;
         // containerd answers after its garbage collection.
         self.runtime.remove(id).await?;
         let refused = |status| to_pull_error(&status, "", &self.endpoint);
@@ -165,7 +165,7 @@ impl Fetcher {
     }
 
     /// Bytes of each of these pieces.
-    async fn sizes<'a>(&self, store: &Store, pieces: &[&'a str]) -> HashMap<&'a str, u64> {
+    async fn piece_sizes<'a>(&self, store: &SurveyedStore, pieces: &[&'a str]) -> HashMap<&'a str, u64> {
         let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
         for piece in pieces.iter().copied() {
             let size = match store.holdings.blobs.get(piece) {

@@ -10,7 +10,7 @@ use prepull_registry::manifest::Descriptor;
 
 /// What the registry offers in place of layers.
 #[derive(Debug, Default)]
-pub(super) struct Deltas {
+pub(super) struct LayerDeltas {
     /// Deltas by the digest of the layer that they rebuild.
     by_layer: HashMap<String, Delta>,
     /// The files of the earlier image.
@@ -19,13 +19,13 @@ pub(super) struct Deltas {
 
 /// Why a delta of the registry isn't used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Unused {
+pub(super) struct UnusedDelta {
     pub(super) code: NoDelta,
     /// One sentence.
     pub(super) why: String,
 }
 
-impl Unused {
+impl UnusedDelta {
     pub(super) fn new(code: NoDelta, why: impl Into<String>) -> Self {
         Self { code, why: why.into() }
     }
@@ -71,10 +71,10 @@ const MAX_REMEMBERED: usize = 64;
 /// Deltas that were of no use in an earlier attempt, by the manifest of the image and their digest: a further attempt must not
 /// pay for them again. They are forgotten once the image is pulled.
 #[derive(Debug, Default)]
-pub(super) struct Refused(Mutex<HashMap<String, HashMap<String, Unused>>>);
+pub(super) struct RefusedDeltas(Mutex<HashMap<String, HashMap<String, UnusedDelta>>>);
 
-impl Refused {
-    pub(super) fn note(&self, image: &str, delta: &str, unused: Unused) {
+impl RefusedDeltas {
+    pub(super) fn add_refusal(&self, image: &str, delta: &str, unused: UnusedDelta) {
         let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if images.len() >= MAX_REMEMBERED && !images.contains_key(image) {
             images.clear();
@@ -82,7 +82,7 @@ impl Refused {
         images.entry(image.to_owned()).or_default().insert(delta.to_owned(), unused);
     }
 
-    pub(super) fn why(&self, image: &str, delta: &str) -> Option<Unused> {
+    pub(super) fn refusal_reason(&self, image: &str, delta: &str) -> Option<UnusedDelta> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(image)?.get(delta).cloned()
     }
 
@@ -91,9 +91,9 @@ impl Refused {
     }
 }
 
-impl Deltas {
+impl LayerDeltas {
     /// The delta in place of a layer.
-    pub(super) fn of(&self, layer: &str) -> Option<&Delta> {
+    pub(super) fn delta_of(&self, layer: &str) -> Option<&Delta> {
         self.by_layer.get(layer)
     }
 
@@ -122,7 +122,7 @@ impl Deltas {
     /// Bytes to download for these layers.
     pub(super) fn cost(&self, missing: &[Missing<'_>]) -> u64 {
         let cost = |Missing { layer, bytes }: &Missing<'_>| {
-            self.of(&layer.digest).map_or(*bytes, |delta| delta.blob.size)
+            self.delta_of(&layer.digest).map_or(*bytes, |delta| delta.blob.size)
         };
         missing.iter().map(cost).fold(0, u64::saturating_add)
     }
@@ -181,16 +181,18 @@ mod tests {
         ]);
         let layers = [1, 2, 3].map(|number| layer(number, 1000));
         let missing: Vec<_> = layers.iter().map(|layer| Missing { layer, bytes: layer.size }).collect();
-        let deltas = Deltas::new(&manifest, "chain".to_owned(), &missing, |_| true).unwrap();
+        let deltas = LayerDeltas::new(&manifest, "chain".to_owned(), &missing, |_| true).unwrap();
         assert_eq!(deltas.by_layer.keys().collect::<Vec<_>>(), [&digest(1)]);
         assert_eq!(deltas.cost(&missing), 2010);
-        let delta = deltas.of(&digest(1)).unwrap();
+        let delta = deltas.delta_of(&digest(1)).unwrap();
         assert_eq!((delta.blob.digest.clone(), delta.tar_or_guess(missing[0].layer)), (digest(101), 5_000));
-        assert!(Deltas::new(&manifest, "chain".to_owned(), &missing[1..], |_| true).is_none());
-        assert!(Deltas::new(&manifest, "chain".to_owned(), &missing, |delta| delta != digest(101)).is_none());
+        assert!(LayerDeltas::new(&manifest, "chain".to_owned(), &missing[1..], |_| true).is_none());
+        assert!(
+            LayerDeltas::new(&manifest, "chain".to_owned(), &missing, |delta| delta != digest(101)).is_none()
+        );
         // Next to nothing is left of the layer.
         let almost = [Missing { bytes: 9, ..missing[0] }];
-        assert!(Deltas::new(&manifest, "chain".to_owned(), &almost, |_| true).is_none());
+        assert!(LayerDeltas::new(&manifest, "chain".to_owned(), &almost, |_| true).is_none());
         // Others announce no size.
         let foreign = Delta { tar: None, ..delta.clone() };
         let gzip = Descriptor {
@@ -202,15 +204,18 @@ mod tests {
 
     #[test]
     fn a_refused_delta_is_remembered_until_the_end() {
-        let refused = Refused::default();
-        let why = || Unused::new(NoDelta::WrongLayer, "another digest");
-        refused.note("a", "sha256:1", why());
-        assert_eq!(refused.why("a", "sha256:1"), Some(why()));
-        assert_eq!((refused.why("a", "sha256:2"), refused.why("b", "sha256:1")), (None, None));
+        let refused = RefusedDeltas::default();
+        let why = || UnusedDelta::new(NoDelta::WrongLayer, "another digest");
+        refused.add_refusal("a", "sha256:1", why());
+        assert_eq!(refused.refusal_reason("a", "sha256:1"), Some(why()));
+        assert_eq!(
+            (refused.refusal_reason("a", "sha256:2"), refused.refusal_reason("b", "sha256:1")),
+            (None, None)
+        );
         refused.forget("a");
-        assert_eq!(refused.why("a", "sha256:1"), None);
+        assert_eq!(refused.refusal_reason("a", "sha256:1"), None);
         for image in 0..MAX_REMEMBERED * 3 {
-            refused.note(&image.to_string(), "sha256:1", why());
+            refused.add_refusal(&image.to_string(), "sha256:1", why());
         }
         assert!(refused.0.lock().unwrap().len() <= MAX_REMEMBERED);
     }

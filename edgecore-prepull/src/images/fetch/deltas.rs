@@ -19,37 +19,40 @@ use prepull_registry::manifest::Descriptor;
 use prepull_registry::{RegistryError, Repository};
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::delta::{Deltas, Missing, Unused};
+use super::delta::{LayerDeltas, Missing, UnusedDelta};
 use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::ImageParts;
-use super::old_files::OldFiles;
-use super::runtime::Facts;
+use super::old_files::OldImageFiles;
+use super::runtime::RuntimeFacts;
 use crate::images::puller::{ErrorClass, PullError, PullRequest};
 
 /// The result of a search.
 #[derive(Debug, Default)]
-pub(super) enum Search {
+pub(super) enum DeltaSearch {
     /// Too little is missing for a delta.
     #[default]
     Needless,
-    Found(Deltas),
+    Found(LayerDeltas),
     /// There is none. The reason, if the registry has deltas to this image.
-    None(Option<Unused>),
+    None(Option<UnusedDelta>),
     /// The registry couldn't be asked.
     Failed(RegistryError),
 }
 
-impl Search {
+impl DeltaSearch {
     /// The deltas to use under this rule, and the reason for using none of those that there are.
     ///
     /// # Errors
     /// The rule forbids the whole layers.
-    pub(super) fn under(self, rule: Rule) -> Result<(Option<Deltas>, Option<Unused>), PullError> {
-        let none = |unused: Option<Unused>| {
+    pub(super) fn under_rule(
+        self,
+        rule: Rule,
+    ) -> Result<(Option<LayerDeltas>, Option<UnusedDelta>), PullError> {
+        let none = |unused: Option<UnusedDelta>| {
             if rule == Rule::Require {
                 let none = "the registry has no delta to it from an image of the node";
-                return Err(required(unused.as_ref().map_or(none, |unused| &unused.why)));
+                return Err(no_required_delta(unused.as_ref().map_or(none, |unused| &unused.why)));
             }
             Ok((None, unused))
         };
@@ -58,23 +61,23 @@ impl Search {
             Self::Found(deltas) => Ok((Some(deltas), None)),
             Self::None(unused) => none(unused),
             // It may be there next time.
-            Self::Failed(error) if rule == Rule::Require => Err(unlisted(error)),
+            Self::Failed(error) if rule == Rule::Require => Err(no_delta_list(error)),
             Self::Failed(error) => {
                 let why = format!("the registry gives no list of deltas: {error}");
-                Ok((None, Some(Unused::new(NoDelta::Unlisted, why))))
+                Ok((None, Some(UnusedDelta::new(NoDelta::Unlisted, why))))
             }
         }
     }
 }
 
 /// The failure of an image that may only come by a delta.
-pub(super) fn required(why: &str) -> PullError {
+pub(super) fn no_required_delta(why: &str) -> PullError {
     let message = format!("spec.download.deltas is Require, and the image can't come by a delta: {why}");
     PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NoDelta)
 }
 
 /// The failure where the deltas of the registry can't be read. The registry may say "not found" of a delta, which isn't the image.
-fn unlisted(error: RegistryError) -> PullError {
+fn no_delta_list(error: RegistryError) -> PullError {
     let error = PullError::from(error);
     let message =
         format!("spec.download.deltas is Require, and the registry gives no delta: {}", error.message);
@@ -90,7 +93,7 @@ pub(super) struct Goal<'a> {
     pub(super) reference: &'a NormalizedReference,
     pub(super) repository: &'a Repository,
     pub(super) image: &'a ImageParts,
-    pub(super) facts: &'a Facts,
+    pub(super) facts: &'a RuntimeFacts,
     pub(super) lease: &'a MetadataValue<Ascii>,
 }
 
@@ -104,10 +107,10 @@ impl Fetcher {
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
         layers: &[Layer],
-    ) -> Result<(Option<Deltas>, Option<Unused>), PullError> {
+    ) -> Result<(Option<LayerDeltas>, Option<UnusedDelta>), PullError> {
         match self.deltas_rule(request)? {
             Rule::Never => Ok((None, None)),
-            rule => self.find_deltas(goal, layers).await.under(rule),
+            rule => self.find_deltas(goal, layers).await.under_rule(rule),
         }
     }
 
@@ -131,53 +134,53 @@ impl Fetcher {
         };
         match request.terms.deltas {
             Rule::Auto | Rule::Never => Ok(Rule::Never),
-            Rule::Require | Rule::Other => Err(required(why_not)),
+            Rule::Require | Rule::Other => Err(no_required_delta(why_not)),
         }
     }
 
     /// Looks for a delta to an image from one that is on the node.
-    async fn find_deltas(&self, goal: &Goal<'_>, layers: &[Layer]) -> Search {
+    async fn find_deltas(&self, goal: &Goal<'_>, layers: &[Layer]) -> DeltaSearch {
         let missing = layers.iter().filter(|layer| layer.is_missing());
-        let missing = missing.map(|layer| Missing { layer: &layer.descriptor, bytes: layer.missing() });
+        let missing = missing.map(|layer| Missing { layer: &layer.descriptor, bytes: layer.missing_bytes() });
         let missing: Vec<_> = missing.collect();
         if all_bytes(&missing) < WORTHWHILE {
-            return Search::Needless;
+            return DeltaSearch::Needless;
         }
         if !self.has_image_of(goal.reference).await {
-            return Search::None(None);
+            return DeltaSearch::None(None);
         }
-        match self.search(goal, &missing).await {
-            Ok(Search::Found(deltas)) => self.view(deltas, goal).await,
+        match self.search_registry(goal, &missing).await {
+            Ok(DeltaSearch::Found(deltas)) => self.open_old_files(deltas, goal).await,
             Ok(search) => search,
-            Err(error) => Search::Failed(error),
+            Err(error) => DeltaSearch::Failed(error),
         }
     }
 
     /// Opens the files of the earlier image, before anything is downloaded that needs them.
-    async fn view(&self, mut deltas: Deltas, goal: &Goal<'_>) -> Search {
+    async fn open_old_files(&self, mut deltas: LayerDeltas, goal: &Goal<'_>) -> DeltaSearch {
         let Goal { facts, lease, .. } = goal;
         let cannot = |why: &dyn Display| {
             let why = format!("cannot read the files of the earlier image: {why}");
-            Search::None(Some(Unused::new(NoDelta::OldFiles, why)))
+            DeltaSearch::None(Some(UnusedDelta::new(NoDelta::OldFiles, why)))
         };
         let old = &mut deltas.old;
-        match self.unpacker.view(&facts.snapshotter, &old.chain, lease).await {
+        match self.unpacker.open_view(&facts.snapshotter, &old.chain, lease).await {
             Ok((view, directories)) => (old.view, old.directories) = (view, directories),
             Err(status) => return cannot(&status.message()),
         }
-        match OldFiles::open(&old.directories) {
-            Ok(_) => Search::Found(deltas),
+        match OldImageFiles::in_directories(&old.directories) {
+            Ok(_) => DeltaSearch::Found(deltas),
             Err(error) => {
-                self.close(&deltas, goal).await;
+                self.close_old_files(&deltas, goal).await;
                 cannot(&error)
             }
         }
     }
 
     /// Closes the files of the earlier image.
-    pub(super) async fn close(&self, deltas: &Deltas, Goal { facts, lease, .. }: &Goal<'_>) {
+    pub(super) async fn close_old_files(&self, deltas: &LayerDeltas, Goal { facts, lease, .. }: &Goal<'_>) {
         // If that fails, it goes with the lease.
-        let _ = self.unpacker.remove(&facts.snapshotter, &deltas.old.view, lease).await;
+        let _ = self.unpacker.remove_snapshot(&facts.snapshotter, &deltas.old.view, lease).await;
     }
 
     /// Whether the node has another image of this repository, from any registry.
@@ -190,11 +193,15 @@ impl Fetcher {
         names.iter().any(is_of)
     }
 
-    async fn search(&self, goal: &Goal<'_>, missing: &[Missing<'_>]) -> Result<Search, RegistryError> {
+    async fn search_registry(
+        &self,
+        goal: &Goal<'_>,
+        missing: &[Missing<'_>],
+    ) -> Result<DeltaSearch, RegistryError> {
         let Goal { repository, facts, image, .. } = *goal;
-        let manifest = image.manifest();
+        let manifest = image.manifest_digest();
         let (mut failure, mut reason) = (None, None);
-        for place in repository.places() {
+        for place in repository.referrer_places() {
             let referrers = match place.referrers(manifest).await {
                 Ok(referrers) => referrers,
                 Err(error) => {
@@ -209,7 +216,7 @@ impl Fetcher {
                     Ok(_) => {}
                     Err(error) => {
                         let why = format!("delta {}: {error}", referrer.digest);
-                        reason = Some(Unused::new(NoDelta::Malformed, why));
+                        reason = Some(UnusedDelta::new(NoDelta::Malformed, why));
                     }
                 }
             }
@@ -224,14 +231,14 @@ impl Fetcher {
                 let why = format!(
                     "the registry has {offered} deltas to this image, and none is from an image of the node"
                 );
-                reason.get_or_insert(Unused::new(NoDelta::OtherSource, why));
+                reason.get_or_insert(UnusedDelta::new(NoDelta::OtherSource, why));
             }
             // The smallest first; those of other publishers don't announce it.
             fitting.sort_by_key(|(offer, ..)| offer.download.unwrap_or(u64::MAX));
             let whole = all_bytes(missing);
-            let (mut best, mut compared): (Option<(u64, Deltas)>, bool) = (None, false);
+            let (mut best, mut compared): (Option<(u64, LayerDeltas)>, bool) = (None, false);
             for (offer, referrer, source) in fitting.into_iter().take(MAX_OFFERS) {
-                let content = match repository.manifest(referrer).await {
+                let content = match repository.fetch_manifest(referrer).await {
                     Ok(content) => content,
                     // The next one may be whole: a registry that was cleaned up lists what it has deleted.
                     Err(error) => {
@@ -244,19 +251,19 @@ impl Fetcher {
                     Ok(_) => continue,
                     Err(error) => {
                         let why = format!("delta {}: {error}", offer.digest);
-                        reason = Some(Unused::new(NoDelta::Malformed, why));
+                        reason = Some(UnusedDelta::new(NoDelta::Malformed, why));
                         continue;
                     }
                 };
                 compared = true;
                 let mut refused = None;
                 let may_use = |delta: &str| {
-                    let why = self.refused.why(manifest, delta);
+                    let why = self.refused.refusal_reason(manifest, delta);
                     let may = why.is_none();
                     refused = refused.take().or(why);
                     may
                 };
-                let Some(deltas) = Deltas::new(&parsed, source, missing, may_use) else {
+                let Some(deltas) = LayerDeltas::new(&parsed, source, missing, may_use) else {
                     reason = reason.or(refused);
                     continue;
                 };
@@ -266,22 +273,22 @@ impl Fetcher {
                 }
             }
             match best {
-                Some((_, deltas)) => return Ok(Search::Found(deltas)),
+                Some((_, deltas)) => return Ok(DeltaSearch::Found(deltas)),
                 None if compared => {
                     let why = "no delta of the registry is smaller than the layers";
-                    reason.get_or_insert(Unused::new(NoDelta::TooLarge, why));
+                    reason.get_or_insert(UnusedDelta::new(NoDelta::TooLarge, why));
                 }
                 None => {}
             }
         }
         match (reason, failure) {
             (None, Some(error)) => Err(error),
-            (reason, _) => Ok(Search::None(reason)),
+            (reason, _) => Ok(DeltaSearch::None(reason)),
         }
     }
 
     /// The snapshot with all files of an image, if the node has it unpacked.
-    async fn unpacked_image(&self, config: &str, facts: &Facts) -> Option<String> {
+    async fn unpacked_image(&self, config: &str, facts: &RuntimeFacts) -> Option<String> {
         let chain = self.store.snapshot_of(config, &facts.snapshotter).await?;
         self.store.is_unpacked(&facts.snapshotter, &chain).await.then_some(chain)
     }

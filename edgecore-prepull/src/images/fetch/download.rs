@@ -7,30 +7,30 @@ use prepull_registry::{HostId, Repository};
 use tokio::sync::{Semaphore, watch};
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::buckets::Buckets;
-use super::delta::{Deltas, Unused};
+use super::buckets::PullBuckets;
+use super::delta::{LayerDeltas, UnusedDelta};
 use super::downloads::Layer;
 use super::fetcher::Fetcher;
 use super::image::ImageParts;
-use super::runtime::Facts;
-use super::shared::Shared;
-use super::stop::{Stop, of_write};
-use crate::images::containerd::{Source, WriteError};
+use super::runtime::RuntimeFacts;
+use super::shared::ImageSharing;
+use super::stop::{FetchStop, of_write};
+use crate::images::containerd::{BlobWriteError, SourceRepository};
 use crate::images::puller::{ErrorClass, PullError};
 
 /// What the blobs of one image share.
 pub(super) struct Download<'a> {
     pub(super) fetcher: &'a Fetcher,
     pub(super) repository: &'a Repository,
-    pub(super) facts: &'a Facts,
+    pub(super) facts: &'a RuntimeFacts,
     /// The image that is pulled, as the lease knows it.
     pub(super) reference: &'a str,
     pub(super) image: &'a ImageParts,
     pub(super) layers: &'a [Layer],
     /// Where it is from.
-    pub(super) source: Source,
+    pub(super) source: SourceRepository,
     pub(super) lease: &'a MetadataValue<Ascii>,
-    pub(super) buckets: Buckets<'a>,
+    pub(super) buckets: PullBuckets<'a>,
     /// One permit per blob of the image that may arrive at the same time.
     pub(super) streams: Semaphore,
     /// Set while the container runtime pulls the image as well, and would wait for our limit.
@@ -39,13 +39,13 @@ pub(super) struct Download<'a> {
     /// Endpoints that trickled or fell silent. For the rest of the image, they're asked if no other one answers.
     pub(super) asked_last: Mutex<Vec<HostId>>,
     /// The site, where the task shares layers with it.
-    pub(super) shared: Option<Shared<'a>>,
+    pub(super) shared: Option<ImageSharing<'a>>,
     /// What the registry offers in place of layers.
-    pub(super) deltas: Option<Deltas>,
+    pub(super) deltas: Option<LayerDeltas>,
     /// Whether the image may also come without them.
     pub(super) needs_deltas: bool,
     /// Why a layer was downloaded whole nevertheless.
-    pub(super) no_delta: OnceLock<Unused>,
+    pub(super) no_delta: OnceLock<UnusedDelta>,
 }
 
 /// The digest of the layer that the runtime is unpacking for us.
@@ -82,14 +82,14 @@ impl Download<'_> {
     }
 
     /// Counts bytes that have arrived.
-    pub(super) fn count(&self, bytes: usize, is_of_peer: bool) {
-        self.fetcher.count(bytes, is_of_peer);
+    pub(super) fn count_arrived(&self, bytes: usize, is_of_peer: bool) {
+        self.fetcher.count_arrived(bytes, is_of_peer);
         if let Some(shared) = self.shared.as_ref().filter(|_| is_of_peer) {
             shared.from_peers.fetch_add(bytes as u64, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn refused(&self, error: WriteError) -> Stop {
+    pub(super) fn write_failed(&self, error: BlobWriteError) -> FetchStop {
         let error = of_write(error, self.reference, &self.fetcher.endpoint);
         if error.class == ErrorClass::NotFound {
             // containerd knows no "not found" of a registry here: the lease is gone, or the ref.

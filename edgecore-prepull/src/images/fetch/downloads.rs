@@ -30,10 +30,10 @@ pub struct LayerDownload {
 
 /// The downloads of the node that are under way.
 #[derive(Default)]
-pub(super) struct Downloads(Mutex<Vec<Arc<Running>>>);
+pub(super) struct ActiveDownloads(Mutex<Vec<Arc<RunningDownload>>>);
 
 /// One download.
-pub(super) struct Running {
+pub(super) struct RunningDownload {
     reference: String,
     pub(super) layers: Arc<[Layer]>,
     /// The repository of its layers, once it's known.
@@ -41,21 +41,25 @@ pub(super) struct Running {
 }
 
 /// A download in progress. Dropping it ends it.
-pub(super) struct Watched<'a> {
-    all: &'a Downloads,
-    this: Arc<Running>,
+pub(super) struct DownloadGuard<'a> {
+    all: &'a ActiveDownloads,
+    this: Arc<RunningDownload>,
 }
 
-impl Downloads {
-    pub(super) fn begin(&self, reference: &str, layers: Arc<[Layer]>) -> Watched<'_> {
-        let this = Running { reference: reference.to_owned(), layers, repository: OnceLock::new() };
+impl ActiveDownloads {
+    pub(super) fn register_download(&self, reference: &str, layers: Arc<[Layer]>) -> DownloadGuard<'_> {
+        let this = RunningDownload { reference: reference.to_owned(), layers, repository: OnceLock::new() };
         let this = Arc::new(this);
         self.lock().push(Arc::clone(&this));
-        Watched { all: self, this }
+        DownloadGuard { all: self, this }
     }
 
     /// Sets the repository of a download, and lists the downloads that began before it.
-    pub(super) fn before(&self, layers: &Arc<[Layer]>, repository: &Repository) -> Vec<Arc<Running>> {
+    pub(super) fn earlier_downloads(
+        &self,
+        layers: &Arc<[Layer]>,
+        repository: &Repository,
+    ) -> Vec<Arc<RunningDownload>> {
         let all = self.lock();
         let this = all.iter().position(|running| Arc::ptr_eq(&running.layers, layers));
         let (before, rest) = all.split_at(this.unwrap_or(all.len()));
@@ -66,24 +70,24 @@ impl Downloads {
     }
 
     /// The current state of all downloads, oldest first.
-    pub(super) fn now(&self) -> Vec<ImageDownload> {
+    pub(super) fn current_downloads(&self) -> Vec<ImageDownload> {
         let layer = |layer: &Layer| {
             let (digest, total) = (layer.descriptor.digest.clone(), layer.descriptor.size);
-            LayerDownload { digest, done: layer.written(), total }
+            LayerDownload { digest, done: layer.written_bytes(), total }
         };
-        let image = |Running { reference, layers, .. }: &Running| {
+        let image = |RunningDownload { reference, layers, .. }: &RunningDownload| {
             let layers = layers.iter().map(layer).collect();
             ImageDownload { reference: reference.clone(), layers }
         };
         self.lock().iter().map(|running| image(running)).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Running>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<RunningDownload>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Watched<'_> {
+impl Drop for DownloadGuard<'_> {
     fn drop(&mut self) {
         self.all.lock().retain(|running| !Arc::ptr_eq(running, &self.this));
     }
@@ -125,16 +129,16 @@ impl Layer {
 
     /// Whether a part of the download is missing.
     pub(super) fn is_missing(&self) -> bool {
-        self.missing() > 0
+        self.missing_bytes() > 0
     }
 
     /// Bytes of the download that weren't there at the start of the pull.
-    pub(super) fn missing(&self) -> u64 {
-        self.blob().size.saturating_sub(self.there)
+    pub(super) fn missing_bytes(&self) -> u64 {
+        self.blob_to_fetch().size.saturating_sub(self.there)
     }
 
     /// The blob to download.
-    pub(super) fn blob(&self) -> &Descriptor {
+    pub(super) fn blob_to_fetch(&self) -> &Descriptor {
         self.delta.as_ref().map_or(&self.descriptor, |delta| &delta.blob)
     }
 
@@ -146,16 +150,16 @@ impl Layer {
     /// Bytes that needn't be downloaded, thanks to a delta.
     pub(super) fn spared(&self) -> u64 {
         let is_by_delta = !self.is_needless && self.whole.get().is_none();
-        if is_by_delta { self.descriptor.size.saturating_sub(self.blob().size) } else { 0 }
+        if is_by_delta { self.descriptor.size.saturating_sub(self.blob_to_fetch().size) } else { 0 }
     }
 
     /// Bytes that have arrived, or needn't.
-    pub(super) fn written(&self) -> u64 {
+    pub(super) fn written_bytes(&self) -> u64 {
         let size = self.descriptor.size;
         match self.whole.get() {
-            Some(flight) => flight.written().min(size),
+            Some(flight) => flight.written_bytes().min(size),
             None if self.is_needless => size,
-            None => self.spared().saturating_add(self.flight.written()).min(size),
+            None => self.spared().saturating_add(self.flight.written_bytes()).min(size),
         }
     }
 }

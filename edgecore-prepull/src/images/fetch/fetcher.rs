@@ -5,18 +5,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::stream::{self, StreamExt};
 use prepull_registry::manifest::Descriptor;
-use prepull_registry::{HostsFiles, Proxies, RegistryClient, Repository, Settings as ClientSettings};
+use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, Repository};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
 use super::FetchSettings;
-use super::delta::{Deltas, Refused};
-use super::downloads::{Downloads, Layer};
+use super::delta::{LayerDeltas, RefusedDeltas};
+use super::downloads::{ActiveDownloads, Layer};
 use super::flights::Flights;
 use super::image::ImageParts;
 use super::room::RoomRules;
-use super::runtime::{Facts, Runtime};
+use super::runtime::{Runtime, RuntimeFacts};
 use super::shared::Neighbourhood;
-use super::unpacked::diffs;
+use super::unpacked::parse_diffs;
 use super::unreachable::Unreachable;
 use super::unused::LastUses;
 use crate::by_key::ByKey;
@@ -28,7 +28,7 @@ use crate::images::filesystem::FlushError;
 use crate::images::flushes::Flushes;
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 
 /// Blobs of an image that arrive at the same time, as many as containerd fetches by default.
 const STREAMS_OF_IMAGE: usize = 3;
@@ -62,15 +62,15 @@ pub(super) struct Fetcher {
     pub(super) chains: ByKey<AsyncMutex<()>>,
     flushes: Arc<Flushes>,
     pub(super) unreachable: Unreachable,
-    pub(super) downloads: Downloads,
-    pub(super) refused: Refused,
+    pub(super) downloads: ActiveDownloads,
+    pub(super) refused: RefusedDeltas,
     /// For the layer that is being rebuilt: each takes up to 16 MiB.
     pub(super) rebuilding: Arc<Semaphore>,
     pub(super) streams: Semaphore,
     /// The last client that was needed, and the registry host files that it was built from.
     client: Mutex<Option<(HostsFiles, RegistryClient)>>,
     pub(super) clock: Arc<CloudClock>,
-    pub(super) metrics: Option<Arc<Metrics>>,
+    pub(super) metrics: Option<Arc<AgentMetrics>>,
     pub(super) neighbourhood: Option<Neighbourhood>,
 }
 
@@ -101,8 +101,8 @@ impl Fetcher {
             chains: ByKey::default(),
             flushes,
             unreachable: Unreachable::default(),
-            downloads: Downloads::default(),
-            refused: Refused::default(),
+            downloads: ActiveDownloads::default(),
+            refused: RefusedDeltas::default(),
             rebuilding: Arc::new(Semaphore::new(1)),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
@@ -114,7 +114,7 @@ impl Fetcher {
     }
 
     /// The registry client for the runtime's current configuration.
-    pub(super) fn client(&self, facts: &Facts) -> RegistryClient {
+    pub(super) fn client(&self, facts: &RuntimeFacts) -> RegistryClient {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, client)) = &*client
             && *of == facts.hosts
@@ -136,12 +136,12 @@ impl Fetcher {
         &self,
         repository: &Repository,
         image: &ImageParts,
-        facts: &Facts,
+        facts: &RuntimeFacts,
     ) -> Vec<Layer> {
         let ingests = self.store.ingests().await.unwrap_or_default();
         let layer = |index: usize| {
             let descriptor = image.layers[index].clone();
-            let flight = self.flights.of(&descriptor.digest);
+            let flight = self.flights.shared_value(&descriptor.digest);
             let ingest = ingests.get(&descriptor.digest).map_or(0, |ingest| ingest.offset);
             async move {
                 let has_blob = self.store.has_blob(&descriptor.digest).await;
@@ -155,7 +155,7 @@ impl Fetcher {
         let may_lack_blobs =
             facts.discards_layers || (has_gap && !self.settings.whole && self.store.has_rebuilt().await);
         if may_lack_blobs {
-            let needed = image.above(self.unpacked(repository, image, facts).await);
+            let needed = image.digests_above(self.count_unpacked(repository, image, facts).await);
             // The runtime requests none that is unpacked.
             let needless = |layer: &&mut Layer| !needed.contains(layer.descriptor.digest.as_str());
             layers.iter_mut().filter(needless).for_each(Layer::leave_out);
@@ -164,12 +164,12 @@ impl Fetcher {
     }
 
     /// Has deltas downloaded in place of layers.
-    pub(super) async fn put_deltas(&self, layers: &mut [Layer], deltas: &Deltas) {
+    pub(super) async fn put_deltas(&self, layers: &mut [Layer], deltas: &LayerDeltas) {
         let ingests = self.store.ingests().await.unwrap_or_default();
         for layer in layers {
-            let Some(delta) = deltas.of(&layer.descriptor.digest).cloned() else { continue };
+            let Some(delta) = deltas.delta_of(&layer.descriptor.digest).cloned() else { continue };
             let Descriptor { digest, size, .. } = &delta.blob;
-            let (flight, ingest) = (self.flights.of(digest), ingests.get(digest));
+            let (flight, ingest) = (self.flights.shared_value(digest), ingests.get(digest));
             let offset = ingest.map_or(0, |ingest| ingest.offset.min(*size));
             let there = if self.store.has_blob(digest).await { *size } else { offset };
             let tar = delta.tar_or_guess(&layer.descriptor);
@@ -180,10 +180,15 @@ impl Fetcher {
     }
 
     /// Number of layers, counted from the lowest one, that the snapshotter has unpacked.
-    async fn unpacked(&self, repository: &Repository, image: &ImageParts, facts: &Facts) -> usize {
-        let config = self.config(repository, image).await.unwrap_or_default();
+    async fn count_unpacked(
+        &self,
+        repository: &Repository,
+        image: &ImageParts,
+        facts: &RuntimeFacts,
+    ) -> usize {
+        let config = self.read_config(repository, image).await.unwrap_or_default();
         let mut unpacked = 0;
-        for diff in diffs(&config) {
+        for diff in parse_diffs(&config) {
             if !self.store.is_unpacked(&facts.snapshotter, &diff.chain_id).await {
                 break;
             }
@@ -193,7 +198,7 @@ impl Fetcher {
     }
 
     /// Brings to disk all that was unpacked before this call.
-    pub(super) async fn flush(&self, facts: &Facts) -> Result<(), FlushError> {
+    pub(super) async fn flush(&self, facts: &RuntimeFacts) -> Result<(), FlushError> {
         let flushed = self.flushes.flush(facts.image_root.clone()).await;
         flushed.inspect_err(|error| {
             tracing::warn!(%error, "the runtime's disk isn't flushed; a power cut may damage what is being pulled");
@@ -201,7 +206,7 @@ impl Fetcher {
     }
 
     /// Counts bytes that have arrived.
-    pub(super) fn count(&self, bytes: usize, is_of_peer: bool) {
+    pub(super) fn count_arrived(&self, bytes: usize, is_of_peer: bool) {
         if let Some(metrics) = &self.metrics {
             metrics.count_downloaded(bytes as u64, is_of_peer);
         }

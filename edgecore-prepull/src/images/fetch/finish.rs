@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use prepull_api::image::NormalizedReference;
-use prepull_api::task::Bytes;
+use prepull_api::task::ByteProgress;
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 
@@ -17,8 +17,8 @@ use super::Fetching;
 use super::download::Download;
 use super::downloads::Layer;
 use super::image::ImageParts;
-use super::runtime::Facts;
-use super::stop::Stop;
+use super::runtime::RuntimeFacts;
+use super::stop::FetchStop;
 use crate::images::containerd::{Labels, of_rebuilt, of_unpacked};
 use crate::images::filesystem::FlushError;
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
@@ -39,7 +39,7 @@ impl<P: Puller> Fetching<P> {
         reference: &NormalizedReference,
         download: &Download<'_>,
         snapshot: Option<String>,
-    ) -> Result<Pulled, Stop> {
+    ) -> Result<Pulled, FetchStop> {
         let image = download.image;
         // An image with a record counts as present, and a power cut may follow immediately. Layers that we have
         // unpacked are on disk; blobs, and layers of another pull, may not be.
@@ -47,7 +47,7 @@ impl<P: Puller> Fetching<P> {
             Ok(()) => true,
             // Then the runtime continues, as it would without the agent.
             Err(FlushError::NotSeen { .. }) => false,
-            Err(FlushError::Refused { path, source }) => return Err(unflushed(&path, &source).into()),
+            Err(FlushError::Refused { path, source }) => return Err(flush_failed(&path, &source).into()),
         };
         if let Some(snapshot) = snapshot.filter(|_| is_flushed && !needs_runtime(&request, download.facts)) {
             match self.record(request, reference, download, &snapshot).await {
@@ -56,7 +56,7 @@ impl<P: Puller> Fetching<P> {
                     return Ok(Pulled {
                         digest: Some(image.target.digest.clone()),
                         id: Some(image.config.digest.clone()),
-                        bytes: Some(Bytes { done: size, total: size }),
+                        bytes: Some(ByteProgress { done: size, total: size }),
                         is_flushed: true,
                         ..Pulled::default()
                     });
@@ -103,7 +103,7 @@ impl<P: Puller> Fetching<P> {
         let by_digest = format!("{}@{}", reference.name(), image.target.digest);
         let tag = reference.digest().is_none().then(|| reference.to_string());
         for name in [Some(&image.config.digest), tag.as_ref(), Some(&by_digest)].into_iter().flatten() {
-            fetcher.records.point(name, &image.target).await?;
+            fetcher.records.set_target(name, &image.target).await?;
         }
         // Snapshots that came from another image may have been removed with it. From now on they stay.
         let is_whole = fetcher.store.is_unpacked(&facts.snapshotter, snapshot).await;
@@ -119,7 +119,7 @@ impl<P: Puller> Fetching<P> {
         request: PullRequest<'_>,
         reference: &NormalizedReference,
         image: &ImageParts,
-    ) -> Result<Pulled, Stop> {
+    ) -> Result<Pulled, FetchStop> {
         let by_digest = format!("{}@{}", reference.name(), image.target.digest);
         let has_digest = reference.digest().is_some();
         let reference = if has_digest { request.reference } else { &by_digest };
@@ -128,12 +128,12 @@ impl<P: Puller> Fetching<P> {
         let unpack = PullRequest { reference, fetched_for, terms: PullTerms::default(), ..request };
         let mut pulled = self.inner.pull(unpack, &|_| {}).await?;
         let size = image.size();
-        pulled.bytes = pulled.bytes.or(Some(Bytes { done: size, total: size }));
+        pulled.bytes = pulled.bytes.or(Some(ByteProgress { done: size, total: size }));
         if has_digest {
             return Ok(pulled);
         }
         let fetcher = &self.fetcher;
-        let written = fetcher.records.point(request.reference, &image.target).await;
+        let written = fetcher.records.set_target(request.reference, &image.target).await;
         written.map_err(|status| to_pull_error(&status, request.reference, &fetcher.endpoint))?;
         if let Some(id) = &pulled.id
             && !self.is_known(request.reference, id).await?
@@ -162,7 +162,7 @@ impl<P: Puller> Fetching<P> {
 }
 
 /// The next attempt may succeed: the kernel has given up on the pages that it couldn't write, and we fetch them again.
-fn unflushed(path: &Path, error: &io::Error) -> PullError {
+fn flush_failed(path: &Path, error: &io::Error) -> PullError {
     let class = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorClass::NoSpace,
         _ => ErrorClass::Transient,
@@ -176,6 +176,6 @@ fn unflushed(path: &Path, error: &io::Error) -> PullError {
 
 /// Whether the runtime must pull the image in any case. It removes layers that it's configured to discard, and labels
 /// the rest accordingly. And a task's sandbox metadata is meant for the runtime and its plugins.
-pub(super) fn needs_runtime(request: &PullRequest<'_>, facts: &Facts) -> bool {
+pub(super) fn needs_runtime(request: &PullRequest<'_>, facts: &RuntimeFacts) -> bool {
     facts.discards_layers || request.sandbox.is_some()
 }

@@ -36,7 +36,7 @@ impl Flight {
     }
 
     /// Bytes of the blob that are in the store.
-    pub(super) fn written(&self) -> u64 {
+    pub(super) fn written_bytes(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
@@ -54,7 +54,7 @@ impl Flight {
     }
 
     /// Uncompressed size of the layer. `None` if no pull has asked so far.
-    pub(super) fn unpacked(&self) -> Option<u64> {
+    pub(super) fn unpacked_size(&self) -> Option<u64> {
         self.unpacked.get().copied()
     }
 
@@ -91,7 +91,8 @@ mod tests {
     #[tokio::test]
     async fn an_uncapped_waiter_lifts_the_cap() {
         let flights = Flights::default();
-        let [first, second, other] = ["sha256:a", "sha256:a", "sha256:b"].map(|digest| flights.of(digest));
+        let [first, second, other] =
+            ["sha256:a", "sha256:a", "sha256:b"].map(|digest| flights.shared_value(digest));
         assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
         let turn = first.take_turn(true).await;
         assert!(!first.is_hurried(), "it waits no more");

@@ -3,15 +3,15 @@
 use std::collections::HashSet;
 
 use prepull_registry::manifest::{Descriptor, Index, Manifest, Platform};
-use prepull_registry::{Chosen, Contents, Repository, Resolved};
+use prepull_registry::{Chosen, Contents, Repository, ResolvedReference};
 
-use super::stop::Stop;
-use crate::images::containerd::{Blob, BlobKind, ContentStore, Labels, of_index, of_manifest};
+use super::stop::FetchStop;
+use crate::images::containerd::{BlobKind, BlobToWrite, ContentStore, Labels, of_index, of_manifest};
 
 /// An index or a manifest.
 #[derive(Debug)]
-pub(super) struct Document {
-    pub(super) blob: Blob,
+pub(super) struct ImageDocument {
+    pub(super) blob: BlobToWrite,
     pub(super) content: Vec<u8>,
     /// The labels for its references.
     pub(super) labels: Labels,
@@ -23,7 +23,7 @@ pub(super) struct ImageParts {
     /// The descriptor that the reference resolves to.
     pub(super) target: Descriptor,
     /// The indexes and the manifest, which is the last one.
-    pub(super) documents: Vec<Document>,
+    pub(super) documents: Vec<ImageDocument>,
     pub(super) config: Descriptor,
     /// The layers, each once.
     pub(super) layers: Vec<Descriptor>,
@@ -33,7 +33,7 @@ pub(super) struct ImageParts {
 
 impl ImageParts {
     /// The digest of its manifest, for the node's platform.
-    pub(super) fn manifest(&self) -> &str {
+    pub(super) fn manifest_digest(&self) -> &str {
         self.documents.last().map_or("", |document| document.blob.digest.as_str())
     }
 
@@ -41,8 +41,8 @@ impl ImageParts {
     pub(super) async fn read(
         store: &ContentStore,
         repository: &Repository,
-        resolved: Resolved,
-    ) -> Result<Self, Stop> {
+        resolved: ResolvedReference,
+    ) -> Result<Self, FetchStop> {
         let target = resolved.descriptor.clone();
         let chosen = repository.choose(resolved, &Platform::of_this_machine(), store).await?;
         let Chosen { indexes, manifest: (descriptor, content) } = chosen;
@@ -53,29 +53,33 @@ impl ImageParts {
         let mut documents = Vec::new();
         for (index, content) in indexes {
             let labels = of_index(&digests(&Index::parse(&content)?.manifests));
-            documents.push(Document { blob: blob(BlobKind::Index, &index), content, labels });
+            documents.push(ImageDocument { blob: blob_to_write(BlobKind::Index, &index), content, labels });
         }
         let layers = manifest.distinct_layers();
         let order = digests(&manifest.layers);
         let labels = of_manifest(&manifest.config.digest, &order);
-        documents.push(Document { blob: blob(BlobKind::Manifest, &descriptor), content, labels });
-        Self { target, documents, config: manifest.config, layers, order }.checked()
+        documents.push(ImageDocument {
+            blob: blob_to_write(BlobKind::Manifest, &descriptor),
+            content,
+            labels,
+        });
+        Self { target, documents, config: manifest.config, layers, order }.refuse_foreign_layers()
     }
 
-    fn checked(self) -> Result<Self, Stop> {
+    fn refuse_foreign_layers(self) -> Result<Self, FetchStop> {
         match self.layers.iter().find(|layer| layer.is_foreign()) {
-            Some(layer) => Err(Stop::StepBack(format!("layer {} is not in the registry", layer.digest))),
+            Some(layer) => Err(FetchStop::StepBack(format!("layer {} is not in the registry", layer.digest))),
             None => Ok(self),
         }
     }
 
     /// The layers from the lowest one on, possibly with duplicates.
-    pub(super) fn stacked(&self) -> impl Iterator<Item = &Descriptor> {
+    pub(super) fn stacked_layers(&self) -> impl Iterator<Item = &Descriptor> {
         self.order.iter().filter_map(|digest| self.layers.iter().find(|layer| layer.digest == *digest))
     }
 
     /// The digests of the layers above the `lowest` ones.
-    pub(super) fn above(&self, lowest: usize) -> HashSet<&str> {
+    pub(super) fn digests_above(&self, lowest: usize) -> HashSet<&str> {
         self.order.iter().skip(lowest).map(String::as_str).collect()
     }
 
@@ -92,6 +96,6 @@ impl Contents for ContentStore {
 }
 
 /// The blob that a descriptor refers to.
-pub(super) fn blob(kind: BlobKind, descriptor: &Descriptor) -> Blob {
-    Blob { kind, digest: descriptor.digest.clone(), size: descriptor.size }
+pub(super) fn blob_to_write(kind: BlobKind, descriptor: &Descriptor) -> BlobToWrite {
+    BlobToWrite { kind, digest: descriptor.digest.clone(), size: descriptor.size }
 }

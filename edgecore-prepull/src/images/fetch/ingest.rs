@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep};
 
 use super::download::Download;
 use super::flights::Flight;
-use super::stop::Stop;
-use crate::images::containerd::{Blob, BlobKind, Labels, PartialBlob, WriteError};
+use super::stop::FetchStop;
+use crate::images::containerd::{BlobKind, BlobToWrite, BlobWriteError, Labels, PartialBlob};
 use crate::images::site::{Arriving, Seeker};
 
 /// Interval of looking whether another client has finished a blob. Each look keeps containerd's database busy for up to a
@@ -26,7 +26,7 @@ const STUCK: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(super) struct Filling<'f> {
     /// The blob, as its ingest is named.
-    of: Blob,
+    of: BlobToWrite,
     flight: &'f Flight,
     pub(super) part: PartialBlob,
     pub(super) senders: Senders,
@@ -57,7 +57,7 @@ pub(super) enum Blame {
 
 impl Senders {
     /// Notes a neighbour that sends bytes from an offset on.
-    pub(super) fn note(&mut self, peer: &NodeName, offset: u64) {
+    pub(super) fn note_neighbour(&mut self, peer: &NodeName, offset: u64) {
         if offset == 0 {
             *self = Self::default();
         }
@@ -97,7 +97,7 @@ impl Filling<'_> {
     }
 
     /// Appends bytes.
-    pub(super) async fn write(&mut self, data: Vec<u8>) -> Result<(), WriteError> {
+    pub(super) async fn write(&mut self, data: Vec<u8>) -> Result<(), BlobWriteError> {
         self.part.write(data).await?;
         self.flight.set_written(self.part.offset());
         self.advance();
@@ -115,19 +115,19 @@ impl Download<'_> {
     /// Opens the ingest for bytes of a source. `None` if the whole blob is there.
     pub(super) async fn open_for<'f>(
         &self,
-        blob: &Blob,
+        blob: &BlobToWrite,
         flight: &'f Flight,
         seeker: Option<&Seeker>,
         of_peer: bool,
-    ) -> Result<Option<Filling<'f>>, Stop> {
+    ) -> Result<Option<Filling<'f>>, FetchStop> {
         let private = blob.of_peer();
         let writer = &self.fetcher.writer;
         let is_private = match seeker {
             None => false,
-            Some(_) => of_peer || writer.written(&private).await > writer.written(blob).await,
+            Some(_) => of_peer || writer.written_bytes(&private).await > writer.written_bytes(blob).await,
         };
         let of = if is_private { private } else { blob.clone() };
-        let Some(part) = self.open(&of, flight).await? else {
+        let Some(part) = self.open_ingest(&of, flight).await? else {
             flight.set_written(blob.size);
             return Ok(None);
         };
@@ -139,14 +139,18 @@ impl Download<'_> {
             && let Some(file) = writer.read_ingest(&of, self.facts.root.clone()).await
         {
             let arrivals = &shared.neighbourhood.hub.arrivals;
-            arriving = Some(arrivals.begin(&blob.digest, blob.size, part.acknowledged(), file));
+            arriving = Some(arrivals.offer_blob(&blob.digest, blob.size, part.acknowledged(), file));
         }
         let senders = Senders { has_other: part.offset() > 0 && !is_private, ..Senders::default() };
         Ok(Some(Filling { of, flight, part, senders, arriving }))
     }
 
     /// Opens a blob, or waits for another client to finish it. `None` if it is there.
-    pub(super) async fn open(&self, blob: &Blob, flight: &Flight) -> Result<Option<PartialBlob>, Stop> {
+    pub(super) async fn open_ingest(
+        &self,
+        blob: &BlobToWrite,
+        flight: &Flight,
+    ) -> Result<Option<PartialBlob>, FetchStop> {
         let mut progress = Instant::now();
         loop {
             match self.fetcher.writer.open(blob, self.lease).await {
@@ -155,15 +159,15 @@ impl Download<'_> {
                     flight.set_written(part.offset());
                     return Ok(Some(part));
                 }
-                Err(error @ WriteError::Locked(_)) if progress.elapsed() > STUCK => {
-                    return Err(self.refused(error));
+                Err(error @ BlobWriteError::Locked(_)) if progress.elapsed() > STUCK => {
+                    return Err(self.write_failed(error));
                 }
-                Err(WriteError::Locked(_)) => {}
-                Err(error) => return Err(self.refused(error)),
+                Err(BlobWriteError::Locked(_)) => {}
+                Err(error) => return Err(self.write_failed(error)),
             }
             sleep(LOOK).await;
-            let theirs = self.fetcher.writer.written(blob).await;
-            if theirs != flight.written() {
+            let theirs = self.fetcher.writer.written_bytes(blob).await;
+            if theirs != flight.written_bytes() {
                 flight.set_written(theirs);
                 progress = Instant::now();
             }
@@ -171,16 +175,19 @@ impl Download<'_> {
     }
 
     /// Makes the blob of an ingest that has all bytes. The source of the bytes, if they have another digest: then they're gone.
-    pub(super) async fn commit(&self, filling: Filling<'_>) -> Result<Result<(), (Blame, WriteError)>, Stop> {
+    pub(super) async fn commit_blob(
+        &self,
+        filling: Filling<'_>,
+    ) -> Result<Result<(), (Blame, BlobWriteError)>, FetchStop> {
         let Filling { of, flight, mut part, senders, arriving } = filling;
-        part.settle().await.map_err(|error| self.refused(error))?;
+        part.await_acknowledgements().await.map_err(|error| self.write_failed(error))?;
         if let Some(arriving) = &arriving {
             // Before the flush to the disk, which takes its time.
             arriving.advance(part.acknowledged());
         }
         match part.commit(&self.source, &Labels::new()).await {
             Ok(()) => Ok(Ok(())),
-            Err(error @ WriteError::Mismatch { .. }) => {
+            Err(error @ BlobWriteError::Mismatch { .. }) => {
                 self.throw_away(&of, flight).await?;
                 let blame = match senders.blame() {
                     // An earlier pull has left bytes of neighbours.
@@ -189,22 +196,22 @@ impl Download<'_> {
                 };
                 Ok(Err((blame, error)))
             }
-            Err(error) => Err(self.refused(error)),
+            Err(error) => Err(self.write_failed(error)),
         }
     }
 
     /// Throws away the bytes of an ingest, also those that neighbours have read from it.
-    async fn throw_away(&self, of: &Blob, flight: &Flight) -> Result<(), Stop> {
+    async fn throw_away(&self, of: &BlobToWrite, flight: &Flight) -> Result<(), FetchStop> {
         if let Some(shared) = &self.shared {
-            shared.neighbourhood.hub.arrivals.spoil(&of.digest);
+            shared.neighbourhood.hub.arrivals.note_spoiled(&of.digest);
         }
-        self.fetcher.writer.abort(of).await.map_err(|error| self.refused(error))?;
+        self.fetcher.writer.abort(of).await.map_err(|error| self.write_failed(error))?;
         flight.set_written(0);
         Ok(())
     }
 
     /// Throws away the bytes of an open ingest.
-    pub(super) async fn discard(&self, filling: Filling<'_>) -> Result<(), Stop> {
+    pub(super) async fn discard(&self, filling: Filling<'_>) -> Result<(), FetchStop> {
         let Filling { of, flight, part, .. } = filling;
         drop(part);
         self.throw_away(&of, flight).await
@@ -220,19 +227,19 @@ mod tests {
         let (a, b) = (NodeName::from("a"), NodeName::from("b"));
         let mut senders = Senders::default();
         assert_eq!(senders.blame(), Blame::Registry);
-        senders.note(&a, 0);
+        senders.note_neighbour(&a, 0);
         assert_eq!(senders.blame(), Blame::Neighbour(a.clone()));
-        senders.note(&a, 5);
+        senders.note_neighbour(&a, 5);
         assert_eq!(senders.blame(), Blame::Neighbour(a.clone()), "the same one went on");
-        senders.note(&b, 7);
+        senders.note_neighbour(&b, 7);
         assert_eq!(senders.blame(), Blame::Several);
-        senders.note(&b, 0);
+        senders.note_neighbour(&b, 0);
         assert_eq!(senders.blame(), Blame::Neighbour(b), "begun again");
         senders.note_registry();
         assert_eq!(senders.blame(), Blame::Several);
         let mut senders = Senders::default();
-        senders.note(&a, 5);
-        senders.note(&a, 6);
+        senders.note_neighbour(&a, 5);
+        senders.note_neighbour(&a, 6);
         assert_eq!(senders.blame(), Blame::Several, "an earlier pull has left some");
     }
 
@@ -240,12 +247,12 @@ mod tests {
     fn a_version_is_for_the_sender_of_all_bytes() {
         let (a, b) = (NodeName::from("a"), NodeName::from("b"));
         let mut senders = Senders::default();
-        senders.note(&a, 0);
+        senders.note_neighbour(&a, 0);
         let version = HeaderValue::from_static("\"0\"");
         senders.version = Some((a.clone(), version.clone()));
         assert_eq!(senders.version_of(&a), Some(&version));
         assert_eq!(senders.version_of(&b), None);
-        senders.note(&b, 9);
+        senders.note_neighbour(&b, 9);
         assert_eq!(senders.version_of(&a), None);
     }
 }

@@ -22,11 +22,11 @@ use tonic::metadata::{Ascii, MetadataValue};
 
 use super::downloads::Layer;
 use super::fetcher::Fetcher;
-use super::image::{ImageParts, blob};
+use super::image::{ImageParts, blob_to_write};
 use super::removal::{Freed, Removable, Removables};
-use super::room::{Awaited, Disk, Room, RoomRules, Todo, Verdict};
-use super::runtime::Facts;
-use super::unpacked::diffs;
+use super::room::{Awaited, DiskSpace, Room, RoomRules, RoomVerdict, Todo};
+use super::runtime::RuntimeFacts;
+use super::unpacked::parse_diffs;
 use super::unused::{Listing, Needed, find_unused};
 use crate::images::containerd::{BlobKind, of_blob, of_snapshot};
 use crate::images::puller::cri::to_pull_error;
@@ -44,7 +44,7 @@ pub(super) struct Applicant<'a> {
     pub(super) repository: &'a Repository,
     pub(super) image: &'a ImageParts,
     pub(super) layers: &'a Arc<[Layer]>,
-    pub(super) facts: &'a Facts,
+    pub(super) facts: &'a RuntimeFacts,
     pub(super) lease: &'a MetadataValue<Ascii>,
     /// The images of the node's open tasks.
     pub(super) wanted: &'a [String],
@@ -58,17 +58,17 @@ impl Fetcher {
         let Applicant { repository, layers, facts, may_remove, .. } = *applicant;
         let makes_room = may_remove && self.room.borrow().make_room;
         if makes_room {
-            self.hold(applicant).await;
+            self.protect_existing(applicant).await;
         }
         // Later pulls count this one.
-        let before = self.downloads.before(layers, repository);
+        let before = self.downloads.earlier_downloads(layers, repository);
         let Some(room) = self.read_room(facts, may_remove).await else {
             tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so we can't tell whether the image fits (if the agent runs in a container, mount it there at the same path)");
             return Ok(());
         };
         let own = awaited(layers, Some(repository));
         let others = before.iter().flat_map(|other| awaited(&other.layers, other.repository.get()));
-        let todo = Todo::of(own, others, &self.store).await;
+        let todo = Todo::for_layers(own, others, &self.store).await;
         let Err(refusal) = todo.check(&room).await else { return Ok(()) };
         let _turn = self.removing.lock().await;
         self.make_room(applicant, &todo, refusal).await
@@ -110,12 +110,12 @@ impl Fetcher {
                 todo.ask_sizes().await;
             }
             let chosen = match todo.decide(&refusal, &room, &removables) {
-                Verdict::Remove(chosen) => chosen,
-                Verdict::Refuse(reason) => {
+                RoomVerdict::Remove(chosen) => chosen,
+                RoomVerdict::Refuse(reason) => {
                     refusal = reason;
                     break;
                 }
-                Verdict::LeftToKubelet => {
+                RoomVerdict::LeftToKubelet => {
                     tracing::info!(
                         image = reference,
                         "the image takes the disk above --image-gc-high-threshold, from where on the kubelet removes images that nothing needs"
@@ -124,7 +124,7 @@ impl Fetcher {
                 }
             };
             for (image, freed) in chosen {
-                self.remove(image, freed, reference).await;
+                self.remove_unused(image, freed, reference).await;
                 if self.read_room(facts, may_remove).await.is_some_and(|room| todo.fits(&room).is_ok()) {
                     return Ok(());
                 }
@@ -134,12 +134,12 @@ impl Fetcher {
     }
 
     /// Removes an image, unless a container uses it now.
-    async fn remove(&self, image: &Removable, freed: Freed, room_for: &str) {
+    async fn remove_unused(&self, image: &Removable, freed: Freed, room_for: &str) {
         let Removable { id, name, last_needed, pieces: _ } = image;
         let is_used = async {
             let listing = self.runtime.list().await?;
-            self.uses.note(&listing, SystemTime::now());
-            Ok::<_, PullError>(listing.uses(id))
+            self.uses.note_uses(&listing, SystemTime::now());
+            Ok::<_, PullError>(listing.is_used(id))
         };
         let removed = match is_used.await {
             Ok(false) => self.runtime.remove(id).await,
@@ -171,7 +171,7 @@ impl Fetcher {
     /// The images that may be removed now. `pieces` are those of the image that needs the room.
     async fn removables(
         &self,
-        facts: &Facts,
+        facts: &RuntimeFacts,
         wanted: &[String],
         pieces: &BTreeSet<String>,
     ) -> Result<Removables, PullError> {
@@ -179,7 +179,7 @@ impl Fetcher {
         let listing = self.runtime.list().await?;
         let holdings = self.holdings.read(&facts.snapshotter).await.map_err(refused)?;
         let now = SystemTime::now();
-        self.uses.note(&listing, now);
+        self.uses.note_uses(&listing, now);
         let sandbox = facts.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
         let sandbox = sandbox.map(|reference| reference.normalized().to_string());
         let names = wanted.iter().cloned().chain(sandbox).collect();
@@ -196,44 +196,49 @@ impl Fetcher {
 
     /// Bytes of the image file system that [`Self::check_room`] may free.
     pub(super) async fn removable_bytes(&self, wanted: &[String]) -> Result<u64, PullError> {
-        let Ok(facts) = self.runtime.read(self.settings.hosts_dir.as_deref()).await else { return Ok(0) };
-        let all = self.removables(&facts, wanted, &BTreeSet::new()).await?.all();
+        let Ok(facts) = self.runtime.read_facts(self.settings.hosts_dir.as_deref()).await else {
+            return Ok(0);
+        };
+        let all = self.removables(&facts, wanted, &BTreeSet::new()).await?.freed_by_all();
         let room = self.read_room(&facts, true).await;
         let is_one = room.is_some_and(|room| room.content.device == room.images.device);
         Ok(if is_one { all.bytes() } else { all.unpacked })
     }
 
     /// Protects the existing parts of the image, so that they don't go with an older version that's removed.
-    async fn hold(&self, applicant: &Applicant<'_>) {
+    async fn protect_existing(&self, applicant: &Applicant<'_>) {
         let Applicant { layers, facts, lease, .. } = *applicant;
-        let there: Vec<_> = layers.iter().filter(|layer| layer.written() == layer.descriptor.size).collect();
+        let there: Vec<_> =
+            layers.iter().filter(|layer| layer.written_bytes() == layer.descriptor.size).collect();
         if there.is_empty() {
             return;
         }
-        let blobs = there.iter().map(|layer| blob(BlobKind::Layer, &layer.descriptor).digest);
+        let blobs = there.iter().map(|layer| blob_to_write(BlobKind::Layer, &layer.descriptor).digest);
         let chains = self.chains_of(applicant).await;
         let snapshots = chains.iter().map(|chain| of_snapshot(&facts.snapshotter, chain));
-        self.leases.keep(lease, blobs.map(|digest| of_blob(&digest)).chain(snapshots)).await;
+        self.leases.add_resources(lease, blobs.map(|digest| of_blob(&digest)).chain(snapshots)).await;
     }
 
     /// Names of the snapshots of the image's layers.
     async fn chains_of(&self, Applicant { repository, image, .. }: &Applicant<'_>) -> Vec<String> {
-        let config = self.config(repository, image).await.unwrap_or_default();
-        diffs(&config).into_iter().map(|diff| diff.chain_id).collect()
+        let config = self.read_config(repository, image).await.unwrap_or_default();
+        parse_diffs(&config).into_iter().map(|diff| diff.chain_id).collect()
     }
 
     /// The configuration of an image, from the content store or from the registry.
-    pub(super) async fn config(&self, repository: &Repository, image: &ImageParts) -> Option<Vec<u8>> {
+    pub(super) async fn read_config(&self, repository: &Repository, image: &ImageParts) -> Option<Vec<u8>> {
         match self.store.read(&image.config.digest).await {
             Some(config) => Some(config),
             None => repository.small_blob(&image.config, MAX_MANIFEST).await.ok(),
         }
     }
 
-    async fn read_room(&self, facts: &Facts, may_remove: bool) -> Option<Room> {
+    async fn read_room(&self, facts: &RuntimeFacts, may_remove: bool) -> Option<Room> {
         let (content, images) = (facts.root.clone(), facts.image_root.clone());
         // statvfs may block for long if the file system's server is dead.
-        let read = spawn_blocking(move || Ok::<_, io::Error>((Disk::read(&content)?, Disk::read(&images)?)));
+        let read = spawn_blocking(move || {
+            Ok::<_, io::Error>((DiskSpace::read(&content)?, DiskSpace::read(&images)?))
+        });
         let (content, images) = read.await.ok()?.ok()?;
         let rules = *self.room.borrow();
         let rules = RoomRules { make_room: rules.make_room && may_remove, ..rules };
@@ -244,7 +249,7 @@ impl Fetcher {
     pub(super) async fn watch_uses(&self) -> Infallible {
         loop {
             match self.runtime.list().await {
-                Ok(listing) => self.uses.note(&listing, SystemTime::now()),
+                Ok(listing) => self.uses.note_uses(&listing, SystemTime::now()),
                 Err(error) => tracing::debug!(%error, "cannot find out which images are in use"),
             }
             sleep(LOOK).await;
@@ -254,7 +259,7 @@ impl Fetcher {
 
 impl Listing {
     /// Whether a container uses the image with this id.
-    fn uses(&self, id: &str) -> bool {
+    fn is_used(&self, id: &str) -> bool {
         let image = self.images.iter().find(|image| image.id == id);
         image.is_some_and(|image| image.is_any_of(&self.used))
     }
@@ -271,5 +276,5 @@ fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
 fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
     // A delta that has arrived is still to become a tar and files.
     let missing = layers.iter().filter(|layer| layer.is_missing() || layer.delta.is_some());
-    missing.map(move |layer| Awaited { layer: layer.blob(), flight: &layer.flight, repository })
+    missing.map(move |layer| Awaited { layer: layer.blob_to_fetch(), flight: &layer.flight, repository })
 }

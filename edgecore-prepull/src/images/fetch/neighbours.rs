@@ -1,31 +1,31 @@
 //! Blobs from the neighbours of the site.
 
 use futures::FutureExt;
-use prepull_api::sites::{Peer, PeerFault};
+use prepull_api::sites::{BlobPeer, PeerFault};
 
 use super::download::Download;
 use super::flights::Flight;
 use super::ingest::Filling;
 use super::pour::{Broken, Filled, PROGRESS};
-use super::shared::Shared;
-use super::stop::Stop;
-use crate::images::containerd::{Blob, BlobKind};
-use crate::images::site::client::{self, PeerBlob, Wanted};
-use crate::images::site::{Seeker, Sought, Way};
+use super::shared::ImageSharing;
+use super::stop::FetchStop;
+use crate::images::containerd::{BlobKind, BlobToWrite};
+use crate::images::site::client::{self, PeerBlob, WantedPart};
+use crate::images::site::{BlobOrigin, Seeker, Sought};
 
 /// Waits until the cloud says where a blob is to be had. While it waits, a pull by the runtime can have its ingest.
-pub(super) async fn way(seeker: &mut Seeker, open: &mut Option<Filling<'_>>) -> Way {
-    if let Some(way) = seeker.way().now_or_never() {
+pub(super) async fn wait_for_origin(seeker: &mut Seeker, open: &mut Option<Filling<'_>>) -> BlobOrigin {
+    if let Some(way) = seeker.wait_for_origin().now_or_never() {
         return way;
     }
     open.take_if(|open| !open.is_private());
-    seeker.way().await
+    seeker.wait_for_origin().await
 }
 
 impl Download<'_> {
     /// Has the cloud asked where a blob is to be had, if the site shares it and it is not here. What is here is announced.
-    pub(super) async fn seek(&self, blob: &Blob, flight: &Flight) -> Option<Seeker> {
-        let Shared { neighbourhood, task, site_limited, deadline, .. } =
+    pub(super) async fn seek(&self, blob: &BlobToWrite, flight: &Flight) -> Option<Seeker> {
+        let ImageSharing { neighbourhood, task, site_limited, deadline, .. } =
             self.shared.as_ref().filter(|_| blob.kind == BlobKind::Layer)?;
         let hub = &neighbourhood.hub;
         if self.fetcher.store.has_blob(&blob.digest).await {
@@ -33,7 +33,7 @@ impl Download<'_> {
             return None;
         }
         let writer = &self.fetcher.writer;
-        let done = writer.written(blob).await.max(writer.written(&blob.of_peer()).await);
+        let done = writer.written_bytes(blob).await.max(writer.written_bytes(&blob.of_peer()).await);
         flight.set_written(done);
         let (digest, size, site_limited, deadline) = (&blob.digest, blob.size, *site_limited, *deadline);
         hub.seek(&Sought { task, digest, size, done, site_limited, deadline })
@@ -43,45 +43,45 @@ impl Download<'_> {
     pub(super) async fn fill_from_peer(
         &self,
         filling: &mut Filling<'_>,
-        blob: &Blob,
-        peer: &Peer,
+        blob: &BlobToWrite,
+        peer: &BlobPeer,
         seeker: &mut Seeker,
-    ) -> Result<Filled, Stop> {
-        let Some(Shared { neighbourhood, .. }) = &self.shared else { return Ok(Filled::LetGo) };
+    ) -> Result<Filled, FetchStop> {
+        let Some(ImageSharing { neighbourhood, .. }) = &self.shared else { return Ok(Filled::LetGo) };
         let (digest, size, offset) = (&blob.digest, blob.size, filling.part.offset());
         if offset >= size {
             return Ok(Filled::Whole(None));
         }
         let tls = neighbourhood.identity.watch().borrow().peers.client.clone();
-        let wanted = Wanted { digest, offset, size, version: filling.senders.version_of(&peer.node) };
-        let opened = client::open(&tls, peer, &wanted).await;
+        let wanted = WantedPart { digest, offset, size, version: filling.senders.version_of(&peer.node) };
+        let opened = client::request_blob(&tls, peer, &wanted).await;
         let PeerBlob { mut stream, version, connection: _connection } = match opened {
             Ok(blob) => blob,
             Err((PeerFault::Damaged, _)) => {
                 tracing::info!(image = self.reference, blob = digest, peer = %peer.node, "a neighbour has thrown away what it sent");
                 // It isn't to blame: it had these bytes from another one, and is still receiving.
-                seeker.fail(&peer.node, PeerFault::Stalled);
+                seeker.note_fault(&peer.node, PeerFault::Stalled);
                 return Ok(Filled::Spoiled);
             }
             Err((fault, why)) => {
                 tracing::info!(image = self.reference, blob = digest, peer = %peer.node, ?fault, why, "a neighbour does not deliver");
-                seeker.fail(&peer.node, fault);
+                seeker.note_fault(&peer.node, fault);
                 return Ok(Filled::LetGo);
             }
         };
-        filling.senders.note(&peer.node, offset);
+        filling.senders.note_neighbour(&peer.node, offset);
         filling.senders.version = version.map(|version| (peer.node.clone(), version));
         match self.pour(&mut stream, filling, Some(seeker), true).await {
             Ok(()) => Ok(Filled::Whole(None)),
             Err(Broken::LetGo) => Ok(Filled::LetGo),
-            Err(Broken::Store(error)) => Err(self.refused(error)),
+            Err(Broken::Store(error)) => Err(self.write_failed(error)),
             Err(Broken::Registry(error)) => {
                 let (came, has_stalled) = (filling.part.offset() - offset, stream.has_stalled());
                 tracing::info!(image = self.reference, blob = digest, peer = %peer.node, %error, came, "a neighbour has stopped");
                 if has_stalled {
-                    seeker.fail(&peer.node, PeerFault::Stalled);
+                    seeker.note_fault(&peer.node, PeerFault::Stalled);
                 } else if came < PROGRESS {
-                    seeker.fail(&peer.node, PeerFault::Unreachable);
+                    seeker.note_fault(&peer.node, PeerFault::Unreachable);
                 }
                 // Otherwise it's asked for the rest: its ticket or our turn may be over, or it has begun again.
                 Ok(Filled::LetGo)

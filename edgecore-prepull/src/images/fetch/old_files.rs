@@ -5,15 +5,15 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use prepull_delta::Sources;
+use prepull_delta::OldRootFiles;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 
 /// The files of an image, by the directories of its layers, the highest first.
-pub(super) struct OldFiles(Vec<OwnedFd>);
+pub(super) struct OldImageFiles(Vec<OwnedFd>);
 
-impl OldFiles {
-    pub(super) fn open(directories: &[PathBuf]) -> io::Result<Self> {
+impl OldImageFiles {
+    pub(super) fn in_directories(directories: &[PathBuf]) -> io::Result<Self> {
         let open = |path: &PathBuf| {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             openat(rustix::fs::CWD, path, flags, Mode::empty())
@@ -25,7 +25,7 @@ impl OldFiles {
 
 /// Reads a regular file of at most `most` bytes.
 pub(super) fn read_file(directories: &[PathBuf], path: &str, most: u64) -> io::Result<Vec<u8>> {
-    let file = match Sources::open(&mut OldFiles::open(directories)?, path.as_bytes()) {
+    let file = match OldRootFiles::open(&mut OldImageFiles::in_directories(directories)?, path.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(io::Error::other("the image has no such file"));
         }
@@ -40,7 +40,7 @@ pub(super) fn read_file(directories: &[PathBuf], path: &str, most: u64) -> io::R
     Ok(content)
 }
 
-impl Sources for OldFiles {
+impl OldRootFiles for OldImageFiles {
     type File = File;
 
     fn open(&mut self, path: &[u8]) -> io::Result<File> {
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    fn read(files: &mut OldFiles, path: &str) -> Result<String, io::ErrorKind> {
+    fn read(files: &mut OldImageFiles, path: &str) -> Result<String, io::ErrorKind> {
         let file = files.open(path.as_bytes()).map_err(|error| error.kind())?;
         Ok(io::read_to_string(file).unwrap())
     }
@@ -110,7 +110,7 @@ mod tests {
         fs::write(lower.join("etc/c"), "hidden by a directory").unwrap();
         symlink(outside.join("secret"), lower.join("etc/link")).unwrap();
         symlink(&outside, lower.join("dir")).unwrap();
-        let mut files = OldFiles::open(&[upper, lower]).unwrap();
+        let mut files = OldImageFiles::in_directories(&[upper, lower]).unwrap();
         assert_eq!(read(&mut files, "etc/a").as_deref(), Ok("new"));
         assert_eq!(read(&mut files, "etc/b").as_deref(), Ok("below"));
         for hidden in ["etc/c", "etc/none"] {

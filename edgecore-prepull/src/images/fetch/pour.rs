@@ -5,7 +5,7 @@ use prepull_registry::{BlobStream, HostId, RegistryError};
 
 use super::download::Download;
 use super::ingest::Filling;
-use crate::images::containerd::WriteError;
+use crate::images::containerd::BlobWriteError;
 use crate::images::site::Seeker;
 
 /// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
@@ -29,7 +29,7 @@ pub(super) enum Filled {
 pub(super) enum Broken {
     LetGo,
     Registry(RegistryError),
-    Store(WriteError),
+    Store(BlobWriteError),
 }
 
 impl Download<'_> {
@@ -57,7 +57,7 @@ impl Download<'_> {
                     // What has arrived counts.
                     biased;
                     next = stream.next() => next,
-                    () = seeker.redirected() => return Err(Broken::LetGo),
+                    () = seeker.wait_for_redirect() => return Err(Broken::LetGo),
                 },
             };
             loop {
@@ -86,10 +86,10 @@ impl Download<'_> {
                     seeker.set_done(filling.part.offset());
                 }
             }
-            self.count(arrived, is_of_peer);
+            self.count_arrived(arrived, is_of_peer);
             self.buckets.take(arrived, filling.is_hurried()).await;
             if let Some(seeker) = seeker.filter(|_| !is_of_peer) {
-                seeker.take(arrived, self.shared.as_ref().and_then(|shared| shared.site)).await;
+                seeker.take_bytes(arrived, self.shared.as_ref().and_then(|shared| shared.site)).await;
             }
         }
         end.map(drop).map_err(Broken::Registry)

@@ -12,16 +12,16 @@
 use std::io::{self, Write};
 
 use prepull_api::task::NoDelta;
-use prepull_delta::{Limits, apply};
+use prepull_delta::{ApplyLimits, apply_diff};
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
-use super::delta::{Delta, OldImage, Unused};
+use super::delta::{Delta, OldImage, UnusedDelta};
 use super::download::Download;
-use super::old_files::OldFiles;
-use super::stop::Stop;
-use crate::images::containerd::{Blob, BlobKind, Labels, WriteError, open_blob};
+use super::old_files::OldImageFiles;
+use super::stop::FetchStop;
+use crate::images::containerd::{BlobKind, BlobToWrite, BlobWriteError, Labels, open_blob};
 use crate::images::puller::ErrorClass;
 
 /// Media type of an uncompressed layer.
@@ -31,15 +31,15 @@ const PIECE: usize = 128 * 1024;
 /// Pieces between the thread that rebuilds and containerd: one is written while the next is made.
 const PIECES: usize = 2;
 /// Why a layer couldn't be rebuilt.
-pub(super) enum Failure {
+pub(super) enum RebuildFailure {
     /// The layer must come another way, for this reason.
-    Useless(Unused),
+    Useless(UnusedDelta),
     /// The attempt has ended.
-    Stop(Stop),
+    Stop(FetchStop),
 }
 
-impl From<Stop> for Failure {
-    fn from(stop: Stop) -> Self {
+impl From<FetchStop> for RebuildFailure {
+    fn from(stop: FetchStop) -> Self {
         Self::Stop(stop)
     }
 }
@@ -69,12 +69,12 @@ impl Write for Pieces {
     }
 }
 
-fn wrong(why: &impl ToString) -> Unused {
-    Unused::new(NoDelta::WrongLayer, why.to_string())
+fn wrong_layer(why: &impl ToString) -> UnusedDelta {
+    UnusedDelta::new(NoDelta::WrongLayer, why.to_string())
 }
 
-fn useless(why: &str) -> Failure {
-    Failure::Useless(wrong(&why))
+fn useless_delta(why: &str) -> RebuildFailure {
+    RebuildFailure::Useless(wrong_layer(&why))
 }
 
 impl Download<'_> {
@@ -85,16 +85,18 @@ impl Download<'_> {
         delta: &Delta,
         old: &OldImage,
         diff_id: &str,
-    ) -> Result<Descriptor, Failure> {
+    ) -> Result<Descriptor, RebuildFailure> {
         // The semaphore is never closed. The thread holds the permit: it may outlast this attempt.
         let turn = self.fetcher.rebuilding.clone().acquire_owned().await;
         let writer = &self.fetcher.writer;
         let size = delta.tar.unwrap_or_default();
-        let blob = Blob { kind: BlobKind::Tar, digest: diff_id.to_owned(), size };
+        let blob = BlobToWrite { kind: BlobKind::Tar, digest: diff_id.to_owned(), size };
         // An earlier attempt may have left the beginning of another delta's tar.
-        writer.abort(&blob).await.map_err(|error| Failure::Stop(self.refused(error)))?;
-        let opened =
-            writer.open(&blob, self.lease).await.map_err(|error| Failure::Stop(self.refused(error)))?;
+        writer.abort(&blob).await.map_err(|error| RebuildFailure::Stop(self.write_failed(error)))?;
+        let opened = writer
+            .open(&blob, self.lease)
+            .await
+            .map_err(|error| RebuildFailure::Stop(self.write_failed(error)))?;
         let tar = |size| Descriptor {
             media_type: TAR.to_owned(),
             digest: diff_id.to_owned(),
@@ -105,41 +107,42 @@ impl Download<'_> {
         let Some(mut part) = opened else {
             // Another image has this layer uncompressed.
             let there = self.fetcher.store.blob_size(diff_id).await;
-            return there.map(tar).ok_or_else(|| useless("the rebuilt layer was lost"));
+            return there.map(tar).ok_or_else(|| useless_delta("the rebuilt layer was lost"));
         };
         let (sender, mut pieces) = mpsc::channel(PIECES);
-        let limits = Limits::of_layer(delta.tar, layer.size);
+        let limits = ApplyLimits::of_layer(delta.tar, layer.size);
         let (root, digest) = (self.facts.root.clone(), delta.blob.digest.clone());
         let directories = old.directories.clone();
         let applying = spawn_blocking(move || {
             let _turn = turn;
             let unreadable = "the agent cannot read the files of the content store";
-            let diff = open_blob(&root, &digest).ok_or(Unused::new(NoDelta::OldFiles, unreadable))?;
-            let old_files = |error: io::Error| Unused::new(NoDelta::OldFiles, error.to_string());
-            let mut sources = OldFiles::open(&directories).map_err(old_files)?;
+            let diff = open_blob(&root, &digest).ok_or(UnusedDelta::new(NoDelta::OldFiles, unreadable))?;
+            let old_files = |error: io::Error| UnusedDelta::new(NoDelta::OldFiles, error.to_string());
+            let mut sources = OldImageFiles::in_directories(&directories).map_err(old_files)?;
             let mut pieces = Pieces { sender, piece: Vec::with_capacity(PIECE) };
-            apply(diff, &mut sources, &mut pieces, &limits).map_err(|error| wrong(&error))?;
-            pieces.flush().map_err(|error| wrong(&error))
+            apply_diff(diff, &mut sources, &mut pieces, &limits).map_err(|error| wrong_layer(&error))?;
+            pieces.flush().map_err(|error| wrong_layer(&error))
         });
         let mut refused = None;
         while let Some(piece) = pieces.recv().await {
             if let Err(error) = part.write(piece).await {
-                refused = Some(self.refused(error));
+                refused = Some(self.write_failed(error));
                 break;
             }
         }
         // Ends the thread at its next piece.
         drop(pieces);
         // A panic of the thread is a bug, and the layer is still to be had.
-        let applied: Result<(), Unused> = applying.await.unwrap_or_else(|error| Err(wrong(&error)));
+        let applied: Result<(), UnusedDelta> =
+            applying.await.unwrap_or_else(|error| Err(wrong_layer(&error)));
         match refused {
             // The layer takes less room than its tar, and may fit.
-            Some(Stop::Failed(error)) if error.class == ErrorClass::NoSpace => {
+            Some(FetchStop::Failed(error)) if error.class == ErrorClass::NoSpace => {
                 drop(part);
                 self.discard_tar(&blob).await;
-                return Err(Failure::Useless(Unused::new(NoDelta::NoRoom, error.message)));
+                return Err(RebuildFailure::Useless(UnusedDelta::new(NoDelta::NoRoom, error.message)));
             }
-            Some(stop) => return Err(Failure::Stop(stop)),
+            Some(stop) => return Err(RebuildFailure::Stop(stop)),
             None => {}
         }
         let written = part.offset();
@@ -148,20 +151,20 @@ impl Download<'_> {
             Err(why) => {
                 drop(part);
                 self.discard_tar(&blob).await;
-                return Err(Failure::Useless(why));
+                return Err(RebuildFailure::Useless(why));
             }
         };
         match committed {
             Ok(()) => Ok(tar(written)),
-            Err(WriteError::Mismatch { .. }) => {
+            Err(BlobWriteError::Mismatch { .. }) => {
                 self.discard_tar(&blob).await;
-                Err(useless("the delta gives a layer with another digest than that in the image"))
+                Err(useless_delta("the delta gives a layer with another digest than that in the image"))
             }
-            Err(error) => Err(Failure::Stop(self.refused(error))),
+            Err(error) => Err(RebuildFailure::Stop(self.write_failed(error))),
         }
     }
 
-    async fn discard_tar(&self, blob: &Blob) {
+    async fn discard_tar(&self, blob: &BlobToWrite) {
         // If that fails, it goes with the lease.
         let _ = self.fetcher.writer.abort(blob).await;
     }

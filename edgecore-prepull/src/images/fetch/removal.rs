@@ -66,7 +66,7 @@ impl Removables {
     }
 
     /// The space that removing all of them frees.
-    pub(super) fn all(&self) -> Freed {
+    pub(super) fn freed_by_all(&self) -> Freed {
         self.freed_by(&(0..self.images.len()).collect())
     }
 
@@ -156,7 +156,7 @@ mod tests {
         ] {
             assert_eq!(chosen(&removables, bytes), expected, "{bytes}");
         }
-        assert_eq!((removables.count(), removables.all().bytes()), (3, 130));
+        assert_eq!((removables.count(), removables.freed_by_all().bytes()), (3, 130));
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
             let removables = Removables::new(images.collect(), pieces.collect());
             let index = |id: &str| removables.images.iter().position(|image| image.id == id).unwrap();
             match chosen(&removables, bytes) {
-                None => prop_assert!(removables.all().bytes() < bytes),
+                None => prop_assert!(removables.freed_by_all().bytes() < bytes),
                 Some(chosen) => {
                     let gone: BTreeSet<usize> = chosen.iter().map(|(id, _)| index(id)).collect();
                     let freed = removables.freed_by(&gone);

@@ -60,15 +60,15 @@ pub(super) struct Todo<'a> {
 /// The file systems that an image is written to, and their limits.
 pub(super) struct Room {
     /// File system of compressed layers.
-    pub(super) content: Disk,
+    pub(super) content: DiskSpace,
     /// File system of unpacked layers, possibly the same.
-    pub(super) images: Disk,
+    pub(super) images: DiskSpace,
     pub(super) rules: RoomRules,
 }
 
 /// The decision about an image that doesn't fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict<'a> {
+pub(super) enum RoomVerdict<'a> {
     /// It may be pulled: it takes the disk above the kubelet's threshold, and the kubelet then finds enough images to
     /// remove.
     LeftToKubelet,
@@ -91,7 +91,7 @@ struct Need {
 
 /// A file system as reported by statvfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Disk {
+pub(super) struct DiskSpace {
     pub(super) path: String,
     /// Device number, the same for all directories on it.
     pub(super) device: u64,
@@ -102,7 +102,7 @@ pub(super) struct Disk {
     pub(super) free_inodes: u64,
 }
 
-impl Disk {
+impl DiskSpace {
     /// Reads the file system of a directory. May block on a dead file server.
     pub(super) fn read(directory: &Path) -> std::io::Result<Self> {
         let (stat, of) = (rustix::fs::statvfs(directory)?, rustix::fs::stat(directory)?);
@@ -119,25 +119,25 @@ impl Disk {
 
 impl<'a> Todo<'a> {
     /// The work left for these layers. The label of a blob in the store shows whether its layer is unpacked.
-    pub(super) async fn of(
+    pub(super) async fn for_layers(
         own: impl Iterator<Item = Awaited<'a>>,
         others: impl Iterator<Item = Awaited<'a>>,
         store: &ContentStore,
     ) -> Self {
         let (own, others): (Vec<_>, Vec<_>) = (own.collect(), others.collect());
         let mut unpacked = HashSet::new();
-        for awaited in own.iter().chain(&others).filter(|awaited| awaited.missing() == 0) {
+        for awaited in own.iter().chain(&others).filter(|awaited| awaited.missing_bytes() == 0) {
             if store.was_unpacked(&awaited.layer.digest).await {
                 unpacked.insert(awaited.layer.digest.as_str());
             }
         }
-        Self::without(own, others, unpacked)
+        Self::without_done(own, others, unpacked)
     }
 
-    fn without(own: Vec<Awaited<'a>>, others: Vec<Awaited<'a>>, mut done: HashSet<&'a str>) -> Self {
+    fn without_done(own: Vec<Awaited<'a>>, others: Vec<Awaited<'a>>, mut done: HashSet<&'a str>) -> Self {
         let mut todo = |layers: Vec<Awaited<'a>>| {
             let todo = layers.into_iter().filter(|awaited| done.insert(&awaited.layer.digest));
-            todo.map(|awaited| (awaited, awaited.missing())).collect()
+            todo.map(|awaited| (awaited, awaited.missing_bytes())).collect()
         };
         Self { own: todo(own), others: todo(others) }
     }
@@ -146,31 +146,36 @@ impl<'a> Todo<'a> {
     ///
     /// The kubelet removes images only if the disk is above its threshold. So without `--make-room` the image may take
     /// the disk there, if removing unneeded images brings it down again and `--disk-min-free` stays free in between.
-    pub(super) fn decide<'r>(&self, refusal: &str, room: &Room, removables: &'r Removables) -> Verdict<'r> {
-        let fits_without = |freed| self.fits(&room.relieved(freed)).is_ok();
+    pub(super) fn decide<'r>(
+        &self,
+        refusal: &str,
+        room: &Room,
+        removables: &'r Removables,
+    ) -> RoomVerdict<'r> {
+        let fits_without = |freed| self.fits(&room.after_removal(freed)).is_ok();
         let Some(chosen) = removables.choose(fits_without) else {
             let found = match removables.count() {
                 0 => "no image can be removed: all are in use, pinned, new, or wanted by a task".to_owned(),
                 count => format!(
                     "{} that nothing needs would give {}, which is not enough",
-                    images(count),
-                    mib(removables.all().bytes())
+                    images_text(count),
+                    mib(removables.freed_by_all().bytes())
                 ),
             };
-            return Verdict::Refuse(format!("{refusal}; {found}"));
+            return RoomVerdict::Refuse(format!("{refusal}; {found}"));
         };
         if room.rules.make_room {
-            return Verdict::Remove(chosen);
+            return RoomVerdict::Remove(chosen);
         }
         if self.fits(&room.without_threshold()).is_ok() {
-            return Verdict::LeftToKubelet;
+            return RoomVerdict::LeftToKubelet;
         }
         let given = chosen.iter().fold(Freed::default(), |sum, (_, freed)| sum.plus(*freed));
         let names: Vec<&str> = chosen.iter().take(NAMED).map(|(image, _)| image.name.as_str()).collect();
         let more = if chosen.len() > NAMED { ", …" } else { "" };
-        Verdict::Refuse(format!(
+        RoomVerdict::Refuse(format!(
             "{refusal}; removing {} that nothing needs ({}{more}) would give {}, which the agent does with --make-room",
-            images(chosen.len()),
+            images_text(chosen.len()),
             names.join(", "),
             mib(given.bytes())
         ))
@@ -178,14 +183,14 @@ impl<'a> Todo<'a> {
 
     /// Like [`Self::check`], with the layer sizes known so far.
     pub(super) fn fits(&self, room: &Room) -> Result<(), String> {
-        self.judge(room, Awaited::guess)
+        self.judge_with(room, Awaited::unpacked_or_guess)
     }
 
     /// Decides whether the image fits. The error has the numbers. Asks the registries for unpacked sizes only if they
     /// make a difference.
     pub(super) async fn check(&self, room: &Room) -> Result<(), String> {
         // A layer never unpacks to less than its compressed size, so that's a lower bound.
-        self.judge(room, |awaited| awaited.flight.unpacked().unwrap_or(awaited.layer.size))?;
+        self.judge_with(room, |awaited| awaited.flight.unpacked_size().unwrap_or(awaited.layer.size))?;
         if self.fits(room).is_ok() {
             return Ok(());
         }
@@ -197,11 +202,11 @@ impl<'a> Todo<'a> {
     pub(super) async fn ask_sizes(&self) {
         let all: Vec<&Awaited<'_>> =
             self.own.iter().chain(&self.others).map(|(awaited, _)| awaited).collect();
-        let ask = |index: usize| all[index].ask();
+        let ask = |index: usize| all[index].ask_size();
         stream::iter((0..all.len()).map(ask)).buffer_unordered(QUESTIONS).collect::<()>().await;
     }
 
-    fn judge(&self, room: &Room, unpacked: impl Fn(&Awaited<'a>) -> u64) -> Result<(), String> {
+    fn judge_with(&self, room: &Room, unpacked: impl Fn(&Awaited<'a>) -> u64) -> Result<(), String> {
         let need = |todo: &[(Awaited<'a>, u64)]| {
             let add = |need: Need, (awaited, missing): &(Awaited<'a>, u64)| Need {
                 download: need.download.saturating_add(*missing),
@@ -210,20 +215,20 @@ impl<'a> Todo<'a> {
             };
             todo.iter().fold(Need::default(), add)
         };
-        judge(need(&self.own), need(&self.others), room)
+        judge_room(need(&self.own), need(&self.others), room)
     }
 }
 
 impl Room {
     /// The same room after images were removed.
-    fn relieved(&self, freed: Freed) -> Self {
+    fn after_removal(&self, freed: Freed) -> Self {
         let Self { content, images, rules } = self;
         let (of_content, of_images) = if content.device == images.device {
             (freed.bytes(), freed.bytes())
         } else {
             (freed.content, freed.unpacked)
         };
-        let with = |disk: &Disk, bytes: u64, inodes: u64| Disk {
+        let with = |disk: &DiskSpace, bytes: u64, inodes: u64| DiskSpace {
             available: disk.available.saturating_add(bytes),
             free_inodes: disk.free_inodes.saturating_add(inodes),
             ..disk.clone()
@@ -242,17 +247,17 @@ impl Room {
 
 impl Awaited<'_> {
     /// Compressed bytes that are missing now.
-    fn missing(&self) -> u64 {
-        self.layer.size.saturating_sub(self.flight.written())
+    fn missing_bytes(&self) -> u64 {
+        self.layer.size.saturating_sub(self.flight.written_bytes())
     }
 
     /// The unpacked size if a registry has answered, or else an estimate.
-    fn guess(&self) -> u64 {
-        self.flight.unpacked().unwrap_or_else(|| self.layer.guess_unpacked())
+    fn unpacked_or_guess(&self) -> u64 {
+        self.flight.unpacked_size().unwrap_or_else(|| self.layer.guess_unpacked())
     }
 
     /// Asks the registry for the unpacked size.
-    async fn ask(&self) {
+    async fn ask_size(&self) {
         let Some(repository) = self.repository else { return };
         let answer = async {
             let size = repository.unpacked_size(self.layer).await;
@@ -263,9 +268,9 @@ impl Awaited<'_> {
 }
 
 /// Decides whether there's room for this image besides the others.
-fn judge(own: Need, others: Need, Room { content, images, rules }: &Room) -> Result<(), String> {
+fn judge_room(own: Need, others: Need, Room { content, images, rules }: &Room) -> Result<(), String> {
     let in_content = |need: Need| need.download.saturating_add(need.tars);
-    let mut needs: BTreeMap<u64, (&Disk, u64, u64)> =
+    let mut needs: BTreeMap<u64, (&DiskSpace, u64, u64)> =
         BTreeMap::from([(content.device, (content, in_content(own), in_content(others)))]);
     let (_, bytes, promised) = needs.entry(images.device).or_insert((images, 0, 0));
     *bytes = bytes.saturating_add(own.unpacked);
@@ -309,7 +314,7 @@ fn for_others(promised: u64, amount: impl Fn(u64) -> String) -> String {
 }
 
 /// Bytes that stay free, and the name of the rule.
-fn kept_free(disk: &Disk, rules: &RoomRules) -> (u64, String) {
+fn kept_free(disk: &DiskSpace, rules: &RoomRules) -> (u64, String) {
     let RoomRules { gc_high_threshold, disk_min_free, make_room: _ } = rules;
     let of_kubelet = free_percent(*gc_high_threshold).in_bytes(disk.capacity);
     let of_agent = disk_min_free.in_bytes(disk.capacity);
@@ -325,7 +330,7 @@ fn free_percent(used: Percent) -> Amount {
     Amount::Percent(u8::try_from(100_u32.saturating_sub(used.0)).unwrap_or(0))
 }
 
-fn images(count: usize) -> String {
+fn images_text(count: usize) -> String {
     if count == 1 { "an image".to_owned() } else { format!("{count} images") }
 }
 

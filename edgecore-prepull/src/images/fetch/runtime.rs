@@ -25,8 +25,8 @@ use self::config::CriConfig;
 use self::file::MainFile;
 use self::release::Release;
 use self::snapshotter::{PLUGIN_TYPE, Snapshotter};
-use self::view::{Sight, View};
-use super::stop::Stop;
+use self::view::{FilesystemView, Sight};
+use super::stop::FetchStop;
 use crate::images::containerd::ingests_dir;
 use crate::images::puller::PullError;
 use crate::images::puller::cri::{MAX_MESSAGE, ask};
@@ -43,7 +43,7 @@ pub(super) struct Runtime {
 
 /// The configuration of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(super) struct RuntimeFacts {
     /// The files with the endpoints of registries.
     pub(super) hosts: HostsFiles,
     /// Name of the snapshotter.
@@ -90,46 +90,46 @@ impl Runtime {
 
     /// Reads the facts, or returns a reason to leave the pull to the runtime. `hosts_dir` replaces the directory in the
     /// runtime's configuration.
-    pub(super) async fn read(&self, hosts_dir: Option<&Path>) -> Result<Facts, Stop> {
+    pub(super) async fn read_facts(&self, hosts_dir: Option<&Path>) -> Result<RuntimeFacts, FetchStop> {
         let Storage { release, config, snapshotter, image_root } = self.read_storage().await?;
         let root = config.root().or_else(|| image_root.parent()).unwrap_or(&image_root).to_path_buf();
 
-        let peer = self.endpoint.peer().await;
-        let view = View::of_peer(peer);
+        let peer = self.endpoint.peer_pid().await;
+        let view = FilesystemView::of_peer(peer);
         let registries = match config.registries() {
             Some(registries) => registries,
-            None => match file::read(MainFile::find(peer, &root), view.clone()).await {
+            None => match file::read_registries(MainFile::find(peer, &root), view.clone()).await {
                 Ok(registries) => registries,
                 // The operator has set the directory.
                 Err(why) if hosts_dir.is_some() => {
                     tracing::debug!(why, "--registry-config-path counts");
                     Registries::default()
                 }
-                Err(why) => return Err(Stop::StepBack(why)),
+                Err(why) => return Err(FetchStop::StepBack(why)),
             },
         };
         let discards_layers = registries.discards_layers;
-        let dirs = hosts_dirs(hosts_dir, registries, release).map_err(Stop::StepBack)?;
-        if let Some(hidden) = dirs.iter().find(|dir| view.look(dir) == Sight::Hidden) {
+        let dirs = hosts_dirs(hosts_dir, registries, release).map_err(FetchStop::StepBack)?;
+        if let Some(hidden) = dirs.iter().find(|dir| view.look_at(dir) == Sight::Hidden) {
             let (hidden, whose) =
                 (hidden.display(), if hosts_dir.is_some() { "--registry-config-path" } else { "containerd" });
-            return Err(Stop::StepBack(format!(
+            return Err(FetchStop::StepBack(format!(
                 "{whose} has registries in {hidden}, which the agent cannot see: mount it into the agent's container, at this path"
             )));
         }
         let hosts = HostsFiles { dirs, ignores_server_alone: release.ignores_server_alone() };
         let flushes_layers = release.flushes_layers(&snapshotter);
         let sandbox = config.sandbox_image;
-        Ok(Facts { hosts, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
+        Ok(RuntimeFacts { hosts, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
     }
 
     /// Reads where containerd keeps what it has, or returns a reason why that isn't known.
-    async fn read_storage(&self) -> Result<Storage, Stop> {
+    async fn read_storage(&self) -> Result<Storage, FetchStop> {
         let version = VersionRequest { version: "v1".to_owned() };
         let version = self.ask(self.cri.clone().version(version)).await?;
         if version.runtime_name != "containerd" {
             let runtime = version.runtime_name;
-            return Err(Stop::StepBack(format!("{runtime} has no store that the agent can fetch into")));
+            return Err(FetchStop::StepBack(format!("{runtime} has no store that the agent can fetch into")));
         }
         let release = Release::parse(&version.runtime_version);
         let status = StatusRequest { verbose: true };
@@ -138,7 +138,7 @@ impl Runtime {
         let config: CriConfig = config.unwrap_or_default();
         let images = self.image_root().await?;
         let snapshotter = snapshotter::find(&images, config.snapshotter(), &self.snapshotters().await?);
-        let Snapshotter { name: snapshotter, root: image_root } = snapshotter.map_err(Stop::StepBack)?;
+        let Snapshotter { name: snapshotter, root: image_root } = snapshotter.map_err(FetchStop::StepBack)?;
         Ok(Storage { release, config, snapshotter, image_root })
     }
 
@@ -146,33 +146,36 @@ impl Runtime {
     pub(super) async fn snapshotter(&self) -> Result<Option<(String, Option<String>)>, PullError> {
         match self.read_storage().await {
             Ok(storage) => Ok(Some((storage.snapshotter, storage.config.sandbox_image))),
-            Err(Stop::StepBack(_)) => Ok(None),
-            Err(Stop::Failed(error) | Stop::NoConnection { error, .. }) => Err(error),
+            Err(FetchStop::StepBack(_)) => Ok(None),
+            Err(FetchStop::Failed(error) | FetchStop::NoConnection { error, .. }) => Err(error),
         }
     }
 
     /// Whether the agent sees the files of containerd's ingests.
     pub(super) async fn shows_ingests(&self, hosts_dir: Option<&Path>) -> bool {
-        let Ok(facts) = self.read(hosts_dir).await else { return false };
-        let (dir, view) = (ingests_dir(&facts.root), View::of_peer(self.endpoint.peer().await));
+        let Ok(facts) = self.read_facts(hosts_dir).await else { return false };
+        let (dir, view) = (ingests_dir(&facts.root), FilesystemView::of_peer(self.endpoint.peer_pid().await));
         // containerd from 1.7 on makes the directory for the first blob.
-        let dir = if view.look(&dir) == Sight::Absent { &facts.root } else { &dir };
-        view.look(dir) == Sight::There && std::fs::read_dir(dir).is_ok()
+        let dir = if view.look_at(&dir) == Sight::Absent { &facts.root } else { &dir };
+        view.look_at(dir) == Sight::There && std::fs::read_dir(dir).is_ok()
     }
 
-    async fn image_root(&self) -> Result<PathBuf, Stop> {
+    async fn image_root(&self) -> Result<PathBuf, FetchStop> {
         let answer = self.ask(self.images.clone().image_fs_info(ImageFsInfoRequest {})).await?;
         let mountpoint = answer.image_filesystems.into_iter().find_map(|usage| Some(usage.fs_id?.mountpoint));
-        let missing = || Stop::StepBack("the runtime does not say where it keeps images".to_owned());
+        let missing = || FetchStop::StepBack("the runtime does not say where it keeps images".to_owned());
         mountpoint.map(PathBuf::from).ok_or_else(missing)
     }
 
-    async fn snapshotters(&self) -> Result<Vec<Plugin>, Stop> {
+    async fn snapshotters(&self) -> Result<Vec<Plugin>, FetchStop> {
         let request = PluginsRequest { filters: vec![format!("type=={PLUGIN_TYPE}")] };
         Ok(self.ask(self.introspection.clone().plugins(request)).await?.plugins)
     }
 
-    async fn ask<T>(&self, question: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Stop> {
+    async fn ask<T>(
+        &self,
+        question: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, FetchStop> {
         Ok(ask(&self.endpoint, "", question).await?)
     }
 }

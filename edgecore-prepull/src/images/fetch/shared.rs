@@ -21,7 +21,7 @@ pub(crate) struct Neighbourhood {
 }
 
 /// What the blobs of one image share of it.
-pub(super) struct Shared<'a> {
+pub(super) struct ImageSharing<'a> {
     pub(super) neighbourhood: &'a Neighbourhood,
     /// The task that names the image.
     pub(super) task: &'a TaskId,
@@ -33,7 +33,7 @@ pub(super) struct Shared<'a> {
     pub(super) why_not: OnceLock<String>,
 }
 
-impl<'a> Shared<'a> {
+impl<'a> ImageSharing<'a> {
     /// `None` where the task doesn't share.
     pub(super) fn new(neighbourhood: &'a Neighbourhood, terms: &PullTerms<'a>) -> Option<Self> {
         let PullTerms { shared_for, site_limited, site, deadline, .. } = *terms;

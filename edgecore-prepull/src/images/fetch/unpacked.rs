@@ -13,7 +13,7 @@ pub(super) struct Diff {
 }
 
 /// The unpacked layers of an image, the lowest one first. Empty if the configuration doesn't list them.
-pub(super) fn diffs(config: &[u8]) -> Vec<Diff> {
+pub(super) fn parse_diffs(config: &[u8]) -> Vec<Diff> {
     #[derive(Deserialize)]
     struct Config {
         rootfs: RootFs,
@@ -46,10 +46,11 @@ mod tests {
 
     #[test]
     fn a_chain_includes_all_layers_below() {
-        let diffs =
-            super::diffs(br#"{"os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:a","sha256:b"]}}"#);
+        let diffs = super::parse_diffs(
+            br#"{"os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:a","sha256:b"]}}"#,
+        );
         let both = sha256(b"sha256:a sha256:b");
         assert_eq!(diffs, [("sha256:a", "sha256:a"), ("sha256:b", &*both)].map(to_diff));
-        assert!(super::diffs(b"{}").is_empty() && super::diffs(b"no json").is_empty());
+        assert!(super::parse_diffs(b"{}").is_empty() && super::parse_diffs(b"no json").is_empty());
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use prepull_api::failure::FailureCode;
 use tokio::time::Instant;
 
-use super::buckets::Buckets;
+use super::buckets::PullBuckets;
 use super::{FetchMode, Fetching};
 use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, Pulled, Puller};
 
@@ -55,7 +55,7 @@ impl<P: Puller> Fetching<P> {
         progress: ProgressSink<'_>,
     ) -> Result<Pulled, PullError> {
         let terms = &request.terms;
-        let buckets = Buckets { node: &self.fetcher.bucket, own: terms.bucket };
+        let buckets = PullBuckets { node: &self.fetcher.bucket, own: terms.bucket };
         let needs_agent = self.fetcher.settings.mode != FetchMode::Auto
             || buckets.limit().is_some()
             || terms.verification.is_some()

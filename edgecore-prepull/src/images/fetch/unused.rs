@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::removal::{Freed, Removable};
-use crate::images::containerd::{Holdings, Record};
+use crate::images::containerd::{Holdings, ImageRecord};
 
 /// Youngest age for removal: an image may have been pulled for a container that isn't there yet. The kubelet removes an
 /// image no earlier than two minutes after it noticed it (`imageMinimumGCAge`), and it looks for new ones every five.
@@ -47,7 +47,7 @@ pub(super) struct LastUses(Mutex<HashMap<String, SystemTime>>);
 
 /// The content that a removal would free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Unused {
+pub(super) struct UnusedContent {
     pub(super) images: Vec<Removable>,
     /// Blobs that nothing else holds, with their sizes.
     pub(super) blobs: BTreeMap<String, Freed>,
@@ -67,14 +67,14 @@ impl ListedImage {
 
 impl LastUses {
     /// Records the current use, and forgets images that are gone.
-    pub(super) fn note(&self, listing: &Listing, now: SystemTime) {
+    pub(super) fn note_uses(&self, listing: &Listing, now: SystemTime) {
         let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         uses.retain(|id, _| listing.images.iter().any(|image| image.id == *id));
         let used = listing.images.iter().filter(|image| image.is_any_of(&listing.used));
         uses.extend(used.map(|image| (image.id.clone(), now)));
     }
 
-    fn of(&self, id: &str) -> Option<SystemTime> {
+    fn last_use(&self, id: &str) -> Option<SystemTime> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
     }
 }
@@ -86,14 +86,14 @@ pub(super) fn find_unused(
     needed: Needed<'_>,
     uses: &LastUses,
     now: SystemTime,
-) -> Unused {
+) -> UnusedContent {
     let parents = holdings.parents_of_active();
     let mut images = Vec::new();
     let mut kept: BTreeSet<&str> = needed.pieces.iter().map(String::as_str).collect();
     kept.extend(holdings.used_snapshots());
-    let stray = |record: &&Record| !listing.images.iter().any(|image| image.is_called(&record.name));
+    let stray = |record: &&ImageRecord| !listing.images.iter().any(|image| image.is_called(&record.name));
     for record in holdings.records.iter().filter(stray) {
-        let (blobs, snapshots) = holdings.below(&record.target);
+        let (blobs, snapshots) = holdings.reachable_from(&record.target);
         kept.extend(blobs.into_iter().chain(snapshots));
     }
     let mut unused_snapshots = BTreeSet::new();
@@ -101,7 +101,7 @@ pub(super) fn find_unused(
         let records = || holdings.records.iter().filter(|record| image.is_called(&record.name));
         let (mut blobs, mut snapshots) = (BTreeSet::new(), BTreeSet::new());
         for record in records() {
-            let below = holdings.below(&record.target);
+            let below = holdings.reachable_from(&record.target);
             blobs.extend(below.0);
             snapshots.extend(below.1);
         }
@@ -120,7 +120,7 @@ pub(super) fn find_unused(
         }
         unused_snapshots.extend(snapshots.iter().copied());
         let name = image.names.first().unwrap_or(&image.id).clone();
-        let last_needed = created.max(uses.of(&image.id)).unwrap_or(SystemTime::UNIX_EPOCH);
+        let last_needed = created.max(uses.last_use(&image.id)).unwrap_or(SystemTime::UNIX_EPOCH);
         let pieces = blobs.into_iter().chain(snapshots).map(str::to_owned).collect();
         images.push(Removable { id: image.id.clone(), name, last_needed, pieces });
     }
@@ -132,7 +132,7 @@ pub(super) fn find_unused(
     });
     let blobs = blobs.collect();
     let snapshots = unused_snapshots.into_iter().filter(is_free).map(str::to_owned).collect();
-    Unused { images, blobs, snapshots }
+    UnusedContent { images, blobs, snapshots }
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
             });
             for name in [&id, &tag] {
                 let created = Some(at(created * 100));
-                let record = Record {
+                let record = ImageRecord {
                     name: name.clone(),
                     target: target.clone(),
                     is_pinned: false,
@@ -253,14 +253,14 @@ mod tests {
     fn use_makes_an_image_younger() {
         let (listing, holdings) = node(&["a", "b"]);
         let uses = LastUses::default();
-        uses.note(&Listing { used: set(&["tag-a"]), ..listing.clone() }, at(5000));
-        uses.note(&listing, at(6000));
+        uses.note_uses(&Listing { used: set(&["tag-a"]), ..listing.clone() }, at(5000));
+        uses.note_uses(&listing, at(6000));
         let nothing = set(&[]);
         let needed = Needed { names: &nothing, pieces: &nothing };
         let found = find_unused(&listing, &holdings, needed, &uses, at(10_000)).images;
         let times: Vec<_> = found.iter().map(|image| (image.name.as_str(), image.last_needed)).collect();
         assert_eq!(times, [("tag-a", at(5000)), ("tag-b", at(200))]);
-        uses.note(&Listing::default(), at(7000));
-        assert_eq!(uses.of("id-a"), None, "it's gone");
+        uses.note_uses(&Listing::default(), at(7000));
+        assert_eq!(uses.last_use("id-a"), None, "it's gone");
     }
 }

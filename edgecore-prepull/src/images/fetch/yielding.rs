@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::fetcher::Fetcher;
 use super::flights::Flight;
-use crate::images::containerd::Blob;
+use crate::images::containerd::BlobToWrite;
 
 /// Interval of looking for other pulls and their progress.
 const LOOK: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(super) async fn yield_to_others(
     fetcher: &Fetcher,
     manifest: &str,
-    blobs: &[(Blob, &Descriptor, Arc<Flight>)],
+    blobs: &[(BlobToWrite, &Descriptor, Arc<Flight>)],
     letting_go: &watch::Sender<bool>,
 ) -> Infallible {
     let mut ignored = HashSet::new();
@@ -43,7 +43,7 @@ pub(super) async fn yield_to_others(
         let (mut since, mut seen) = (Instant::now(), None);
         while fetcher.leases.other_holder(manifest, &ignored).await.is_some() {
             let ingests = fetcher.store.ingests().await.unwrap_or_default();
-            let offset = |(blob, ..): &(Blob, _, _)| Some(ingests.get(&blob.digest)?.offset);
+            let offset = |(blob, ..): &(BlobToWrite, _, _)| Some(ingests.get(&blob.digest)?.offset);
             let now: Vec<_> = blobs.iter().map(offset).collect();
             for ((.., flight), offset) in blobs.iter().zip(&now) {
                 if let Some(offset) = offset {

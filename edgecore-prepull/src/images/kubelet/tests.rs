@@ -42,7 +42,7 @@ fn intent(image: &str) -> String {
 }
 
 async fn reason(root: &TempDir, id: &str, reference: &str) -> Option<AskReason> {
-    KubeletRecords::below(root.path()).find_reason(id, reference).await
+    KubeletRecords::in_root_dir(root.path()).find_reason(id, reference).await
 }
 
 async fn kind(root: &TempDir) -> Option<KubeletRecord> {

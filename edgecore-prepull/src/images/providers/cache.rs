@@ -43,7 +43,7 @@ impl CacheKey {
     }
 
     /// All keys that may hold an answer for the image, in the kubelet's order of lookup.
-    fn all(image: &ImageName) -> [Self; 3] {
+    fn all_for(image: &ImageName) -> [Self; 3] {
         [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global].map(|kind| Self::new(kind, image))
     }
 }
@@ -58,7 +58,10 @@ impl Cache {
     /// The answer for the image: its own first, then that of its registry, then the global one.
     pub(super) fn get(&mut self, image: &ImageName, now: Instant) -> Option<Arc<RegistryConfig>> {
         self.entries.retain(|_, (expires, _)| *expires > now);
-        CacheKey::all(image).iter().find_map(|key| self.entries.get(key)).map(|(_, logins)| logins.clone())
+        CacheKey::all_for(image)
+            .iter()
+            .find_map(|key| self.entries.get(key))
+            .map(|(_, logins)| logins.clone())
     }
 
     /// Keeps an answer for the duration `keep`; not at all if that's zero.
@@ -78,7 +81,7 @@ impl Cache {
 
     /// Removes every answer that is used for the image.
     pub(super) fn forget(&mut self, image: &ImageName) {
-        for key in CacheKey::all(image) {
+        for key in CacheKey::all_for(image) {
             self.entries.remove(&key);
         }
     }

@@ -13,7 +13,7 @@ use serde::de::IgnoredAny;
 use thiserror::Error;
 
 use super::duration;
-use super::protocol::{self, Version};
+use super::protocol::{self, PluginApiVersion};
 
 const GROUP: &str = "kubelet.config.k8s.io/";
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
@@ -27,7 +27,7 @@ pub(super) struct ProviderConfig {
     pub(super) program: PathBuf,
     pub(super) matches: Vec<RegistryPattern>,
     pub(super) default_cache_duration: Duration,
-    pub(super) version: Version,
+    pub(super) version: PluginApiVersion,
     pub(super) args: Vec<String>,
     pub(super) env: Vec<(String, String)>,
 }
@@ -97,7 +97,7 @@ pub(crate) enum ProvidersError {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct File {
+struct ProvidersFile {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
@@ -202,7 +202,7 @@ fn parse(
 ) -> Result<Vec<ProviderConfig>, ProvidersError> {
     let in_file = |problem: String| ProvidersError::File { path: path.to_owned(), problem };
     // The error must not quote the line, which may hold a secret in an environment variable.
-    let File { api_version, kind, providers } =
+    let ProvidersFile { api_version, kind, providers } =
         serde_saphyr::from_str(text).map_err(|error| in_file(error.without_snippet().to_string()))?;
     if kind != "CredentialProviderConfig" {
         return Err(in_file(format!("kind is {kind:?}, and must be CredentialProviderConfig")));
@@ -238,9 +238,9 @@ fn parse(
 }
 
 /// A field and its problem.
-type Problem = (&'static str, String);
+type FieldProblem = (&'static str, String);
 
-fn validate(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
+fn validate(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, FieldProblem> {
     let Raw { name, match_images, default_cache_duration, api_version, args, env, token_attributes } = raw;
     let wrong_name = match &*name {
         "" => Some("is missing: it is the name of the program in --image-credential-provider-bin-dir"),
@@ -262,7 +262,7 @@ fn validate(raw: Raw, bin_dir: &Path) -> Result<ProviderConfig, Problem> {
                 .to_owned(),
         ));
     }
-    let version = Version::parse(&api_version).ok_or_else(|| {
+    let version = PluginApiVersion::parse(&api_version).ok_or_else(|| {
         ("apiVersion", format!("is {api_version:?}, and must be one of {}", protocol::list_versions()))
     })?;
     if match_images.is_empty() {

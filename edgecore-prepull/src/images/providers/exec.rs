@@ -46,9 +46,9 @@ pub(super) enum ExecError {
 
 /// The output of a plugin, wiped when dropped.
 #[derive(Default)]
-pub(super) struct Output(Vec<u8>);
+pub(super) struct PluginOutput(Vec<u8>);
 
-impl Output {
+impl PluginOutput {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -66,7 +66,7 @@ impl Output {
     }
 }
 
-impl Drop for Output {
+impl Drop for PluginOutput {
     fn drop(&mut self) {
         self.0.zeroize();
     }
@@ -97,7 +97,7 @@ impl Drop for Group {
 }
 
 /// Runs the plugin with `input` on its stdin and returns its stdout. Dropping the future kills the plugin.
-pub(super) async fn run(plugin: Plugin<'_>, input: &[u8]) -> Result<Output, ExecError> {
+pub(super) async fn run(plugin: Plugin<'_>, input: &[u8]) -> Result<PluginOutput, ExecError> {
     let Plugin { program, args, env, timeout: limit, stderr } = plugin;
     let mut command = Command::new(program);
     command
@@ -125,7 +125,7 @@ pub(super) async fn run(plugin: Plugin<'_>, input: &[u8]) -> Result<Output, Exec
     }
 }
 
-async fn exchange(child: &mut Child, input: &[u8]) -> Result<(Output, ExitStatus), ExecError> {
+async fn exchange(child: &mut Child, input: &[u8]) -> Result<(PluginOutput, ExitStatus), ExecError> {
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let write = async {
         if let Some(mut stdin) = stdin {
@@ -134,7 +134,7 @@ async fn exchange(child: &mut Child, input: &[u8]) -> Result<(Output, ExitStatus
         }
     };
     let read = async {
-        let mut output = Output::default();
+        let mut output = PluginOutput::default();
         let Some(mut stdout) = stdout else { return Ok(output) };
         let mut chunk = [0; 4096];
         loop {

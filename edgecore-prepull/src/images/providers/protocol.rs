@@ -12,7 +12,7 @@ const GROUP: &str = "credentialprovider.kubelet.k8s.io/";
 
 /// Versions of the protocol. They don't differ in the fields that we use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum PluginApiVersion {
     /// `v1`.
     V1,
     /// `v1beta1`.
@@ -21,7 +21,7 @@ pub enum Version {
     V1Alpha1,
 }
 
-impl Version {
+impl PluginApiVersion {
     /// All versions, the newest first.
     pub const ALL: [Self; 3] = [Self::V1, Self::V1Beta1, Self::V1Alpha1];
 
@@ -62,15 +62,15 @@ pub struct Response {
 }
 
 /// The request for the plugin's stdin.
-pub(super) fn encode_request(version: Version, image: &str) -> Vec<u8> {
+pub(super) fn encode_request(version: PluginApiVersion, image: &str) -> Vec<u8> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
-    struct Request<'a> {
+    struct PluginRequest<'a> {
         api_version: &'static str,
         kind: &'static str,
         image: &'a str,
     }
-    let request = Request { api_version: version.as_str(), kind: "CredentialProviderRequest", image };
+    let request = PluginRequest { api_version: version.as_str(), kind: "CredentialProviderRequest", image };
     // A struct of strings always serializes.
     serde_json::to_vec(&request).unwrap_or_default()
 }
@@ -99,7 +99,7 @@ struct RawLogin {
 }
 
 /// Decodes an answer. Errors quote nothing from it, because any part may be a credential.
-pub fn decode_response(version: Version, output: &[u8]) -> Result<Response, String> {
+pub fn decode_response(version: PluginApiVersion, output: &[u8]) -> Result<Response, String> {
     let raw: RawResponse = serde_json::from_slice(output).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         match error.classify() {
@@ -116,7 +116,8 @@ pub fn decode_response(version: Version, output: &[u8]) -> Result<Response, Stri
         return Err("its kind is not CredentialProviderResponse".to_owned());
     }
     if api_version != version.as_str() {
-        let found = Version::parse(&api_version).map_or("another group or version", Version::as_str);
+        let found = PluginApiVersion::parse(&api_version)
+            .map_or("another group or version", PluginApiVersion::as_str);
         return Err(format!("its apiVersion is {found}, and {} was asked for", version.as_str()));
     }
     let key_type = match cache_key_type.as_ref().map(Sensitive::expose) {
@@ -143,7 +144,7 @@ pub fn decode_response(version: Version, output: &[u8]) -> Result<Response, Stri
 
 /// All versions, for an error about `apiVersion`.
 pub(super) fn list_versions() -> String {
-    let names = Version::ALL.map(|version| version.as_str().trim_start_matches(GROUP));
+    let names = PluginApiVersion::ALL.map(|version| version.as_str().trim_start_matches(GROUP));
     format!("{GROUP}{{{}}}", names.join(","))
 }
 
@@ -168,13 +169,13 @@ mod tests {
         for (field, value) in change.as_object().unwrap() {
             answer[field] = value.clone();
         }
-        decode_response(Version::V1, answer.to_string().as_bytes())
+        decode_response(PluginApiVersion::V1, answer.to_string().as_bytes())
     }
 
     #[test]
     fn the_request_equals_the_kubelets() {
         let request: serde_json::Value =
-            serde_json::from_slice(&encode_request(Version::V1Beta1, "r.io/team/app")).unwrap();
+            serde_json::from_slice(&encode_request(PluginApiVersion::V1Beta1, "r.io/team/app")).unwrap();
         let expected = json!({
             "apiVersion": "credentialprovider.kubelet.k8s.io/v1beta1",
             "kind": "CredentialProviderRequest",
@@ -240,7 +241,7 @@ mod tests {
             ("{\"s3cret\"", "it ends too early at line 1 column 9"),
             ("s3cret", "it is not JSON at line 1 column 1"),
         ] {
-            assert_eq!(decode_response(Version::V1, output.as_bytes()).unwrap_err(), message);
+            assert_eq!(decode_response(PluginApiVersion::V1, output.as_bytes()).unwrap_err(), message);
         }
         let printed = format!("{:?}", answer(&json!({})));
         assert!(printed.contains("Ok") && !printed.contains("s3cret"), "{printed}");
@@ -249,7 +250,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = decode_response(Version::V1, &bytes);
+            let _ = decode_response(PluginApiVersion::V1, &bytes);
         }
 
         #[test]
@@ -265,7 +266,7 @@ mod tests {
                 *place = byte;
             }
             bytes.truncate(cut);
-            let _ = decode_response(Version::V1, &bytes);
+            let _ = decode_response(PluginApiVersion::V1, &bytes);
         }
     }
 }

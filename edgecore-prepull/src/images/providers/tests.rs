@@ -6,7 +6,7 @@ use prepull_api::credentials::{RegistryPattern, Sensitive};
 use prepull_api::image::Reference;
 use tokio::time::sleep;
 
-use super::protocol::Version;
+use super::protocol::PluginApiVersion;
 use super::*;
 
 /// The behaviour of a fake plugin. The first number is its response time in seconds.
@@ -35,19 +35,19 @@ impl FakeProviders {
                 program: "/nonexistent".into(),
                 matches: vec![RegistryPattern::parse_match_image(pattern).unwrap()],
                 default_cache_duration: Duration::ZERO,
-                version: Version::V1,
+                version: PluginApiVersion::V1,
                 args: Vec::new(),
                 env: Vec::new(),
             };
             let acts = Mutex::new(VecDeque::from(acts.to_vec()));
             let runs = runs.clone();
-            let run = move |provider: Arc<Provider>, image: ImageName| {
+            let run = move |provider: Arc<CredentialProvider>, image: ImageName| {
                 runs.lock().unwrap().push(format!("{} {}", provider.config.name, image.name));
                 let mut acts = acts.lock().unwrap();
                 let act = if acts.len() > 1 { acts.pop_front() } else { acts.front().cloned() };
                 async move { act.unwrap().done().await }.boxed()
             };
-            Provider::new(config, Box::new(run), None)
+            CredentialProvider::new(config, Box::new(run), None)
         };
         let providers = Arc::new(Providers { providers: all.map(provider).into() });
         Self { providers, runs }
@@ -58,7 +58,7 @@ impl FakeProviders {
         self.runs.lock().unwrap().clone()
     }
 
-    async fn ask(&self, image: &str) -> Answer {
+    async fn ask(&self, image: &str) -> ProvidersAnswer {
         self.providers.ask(&reference(image)).await
     }
 
@@ -68,7 +68,7 @@ impl FakeProviders {
 }
 
 impl Does {
-    async fn done(self) -> Result<Response, Failure> {
+    async fn done(self) -> Result<Response, PluginFailure> {
         let login = |user: &str| {
             let logins = ["*", "*.*"].map(|key| (key.to_owned(), Sensitive::new(user), Sensitive::new(user)));
             RegistryConfig::from_logins(logins)
@@ -90,7 +90,7 @@ impl Does {
             }),
             Self::Fails(seconds) => {
                 sleep(Duration::from_secs(seconds)).await;
-                Err(Failure::Malformed("it wrote nothing".to_owned()))
+                Err(PluginFailure::Malformed("it wrote nothing".to_owned()))
             }
         }
     }
@@ -100,7 +100,7 @@ fn reference(image: &str) -> NormalizedReference {
     Reference::parse(image).unwrap().normalized()
 }
 
-fn users(answer: &Answer) -> Vec<String> {
+fn users(answer: &ProvidersAnswer) -> Vec<String> {
     answer.credentials.iter().map(|credential| credential.username.expose().to_owned()).collect()
 }
 

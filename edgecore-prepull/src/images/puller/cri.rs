@@ -29,7 +29,7 @@ pub(in crate::images) use self::credential::{is_registry_token_alone, unusable};
 use self::progress::{PullWatcher, Stalled};
 use self::status::to_error_of_pull;
 pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
-use super::{ErrorClass, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Unpinned};
+use super::{ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
 use crate::images::filesystem::read_filesystem;
 use crate::images::flushes::Flushes;
@@ -62,15 +62,15 @@ pub struct CriPuller {
 impl CriPuller {
     /// A client of the runtime at this endpoint. Must be called within a tokio runtime; does not connect yet.
     pub fn new(endpoint: RuntimeEndpoint) -> Self {
-        Self::of(endpoint, Owner::Agent)
+        Self::with_owner(endpoint, Owner::Agent)
     }
 
     /// The same for a person who pulls by hand, perhaps beside an agent.
     pub(crate) fn by_hand(endpoint: RuntimeEndpoint) -> Self {
-        Self::of(endpoint, Owner::Person)
+        Self::with_owner(endpoint, Owner::Person)
     }
 
-    fn of(endpoint: RuntimeEndpoint, owner: Owner) -> Self {
+    fn with_owner(endpoint: RuntimeEndpoint, owner: Owner) -> Self {
         let channel = endpoint.connect_lazily();
         let content = Arc::new(ContentStore::new(channel.clone()));
         let leases = Arc::new(Leases::new(channel.clone(), owner));
@@ -276,17 +276,17 @@ impl Puller for CriPuller {
         Ok(false)
     }
 
-    async fn unpin(&self, jobs: Unpinned<'_>) -> Result<(), PullError> {
+    async fn unpin(&self, jobs: JobsToUnpin<'_>) -> Result<(), PullError> {
         let is_over = |job: &JobUid| match jobs {
-            Unpinned::Jobs(over) => over.contains(job),
-            Unpinned::All => true,
+            JobsToUnpin::Jobs(over) => over.contains(job),
+            JobsToUnpin::All => true,
         };
         let unpinned = self.pins.unpin(is_over).await;
         unpinned.map_err(|status| to_pull_error(&status, "", &self.endpoint))
     }
 
     async fn pinning_jobs(&self) -> Option<Vec<JobUid>> {
-        self.pins.jobs().await
+        self.pins.pinning_jobs().await
     }
 
     async fn read_version(&self) -> Result<String, PullError> {

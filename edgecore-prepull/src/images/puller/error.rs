@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
 use prepull_api::wire::truncate_reason;
-use prepull_registry::{Kind, RegistryError};
+use prepull_registry::{ErrorKind, RegistryError};
 
 pub use crate::error_class::ErrorClass;
 
@@ -40,18 +40,18 @@ impl PullError {
 impl From<RegistryError> for PullError {
     fn from(error: RegistryError) -> Self {
         let (class, code) = match error.kind {
-            Kind::Unauthorized => (ErrorClass::Auth, FailureCode::Unauthorized),
-            Kind::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
-            Kind::PlatformMismatch => (ErrorClass::Permanent, FailureCode::PlatformMismatch),
-            Kind::RateLimited { .. } => (ErrorClass::Transient, FailureCode::RateLimited),
-            Kind::NoConnection | Kind::Unreachable | Kind::TooSlow => {
+            ErrorKind::Unauthorized => (ErrorClass::Auth, FailureCode::Unauthorized),
+            ErrorKind::NotFound => (ErrorClass::NotFound, FailureCode::NotFound),
+            ErrorKind::PlatformMismatch => (ErrorClass::Permanent, FailureCode::PlatformMismatch),
+            ErrorKind::RateLimited { .. } => (ErrorClass::Transient, FailureCode::RateLimited),
+            ErrorKind::NoConnection | ErrorKind::Unreachable | ErrorKind::TooSlow => {
                 (ErrorClass::Transient, FailureCode::Unreachable)
             }
             // A registry's wrong answer may be right the next time.
-            Kind::Server { .. } | Kind::Protocol | Kind::DigestMismatch => {
+            ErrorKind::Server { .. } | ErrorKind::Protocol | ErrorKind::DigestMismatch => {
                 (ErrorClass::Transient, FailureCode::RegistryError)
             }
-            Kind::Unsupported => (ErrorClass::Permanent, FailureCode::Other),
+            ErrorKind::Unsupported => (ErrorClass::Permanent, FailureCode::Other),
         };
         let retry_after = error.kind.retry_after();
         Self { retry_after, ..Self::new(class, error.message).with_code(code) }

@@ -5,12 +5,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use prepull_api::task::{Bytes, ImageFacts, JobUid, PulledBy, SandboxMetadata};
+use prepull_api::task::{ByteProgress, ImageFacts, JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
 use super::{
-    ErrorClass, HeldImage, Present, ProgressSink, PullError, PullRequest, Pulled, Puller, Removed, Unpinned,
+    ErrorClass, HeldImage, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller,
+    Removed,
 };
 
 /// Course of one fake pull.
@@ -34,11 +35,11 @@ pub(crate) enum Act {
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) script: Mutex<HashMap<String, VecDeque<Act>>>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<FakePullerState>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct FakePullerState {
     pub(crate) present: Vec<String>,
     pub(crate) pulls: Vec<String>,
     pub(crate) sandboxes: Vec<Option<SandboxMetadata>>,
@@ -130,13 +131,13 @@ impl Puller for Fake {
             Act::Take(seconds) => {
                 for done in [50, 100] {
                     sleep(Duration::from_millis(seconds * 500)).await;
-                    progress(Bytes { done, total: 100 });
+                    progress(ByteProgress { done, total: 100 });
                 }
                 Ok(())
             }
             Act::Unpack(download, unpack) => {
                 sleep(Duration::from_secs(download)).await;
-                progress(Bytes { done: 100, total: 100 });
+                progress(ByteProgress { done: 100, total: 100 });
                 sleep(Duration::from_secs(unpack)).await;
                 Ok(())
             }
@@ -159,7 +160,7 @@ impl Puller for Fake {
             warning: state.warning.clone(),
             digest: Some("sha256:d".to_owned()),
             id: Some("sha256:i".to_owned()),
-            bytes: Some(Bytes { done: 100, total: 100 }),
+            bytes: Some(ByteProgress { done: 100, total: 100 }),
             is_flushed: state.pulls_to_disk,
             facts: ImageFacts {
                 pulled_by_reason: "the fake has no agent".to_owned(),
@@ -187,7 +188,7 @@ impl Puller for Fake {
         Ok(Filesystem { mountpoint: "/images".to_owned(), available: state.free, capacity: 100 })
     }
 
-    async fn removable(&self, _wanted: &[String]) -> u64 {
+    async fn removable_bytes(&self, _wanted: &[String]) -> u64 {
         self.state.lock().unwrap().removable
     }
 
@@ -248,10 +249,10 @@ impl Puller for Fake {
         Ok(state.confirms_pins)
     }
 
-    async fn unpin(&self, jobs: Unpinned<'_>) -> Result<(), PullError> {
+    async fn unpin(&self, jobs: JobsToUnpin<'_>) -> Result<(), PullError> {
         self.state.lock().unwrap().pins.retain(|(_, job)| match jobs {
-            Unpinned::Jobs(over) => !over.contains(job),
-            Unpinned::All => false,
+            JobsToUnpin::Jobs(over) => !over.contains(job),
+            JobsToUnpin::All => false,
         });
         Ok(())
     }

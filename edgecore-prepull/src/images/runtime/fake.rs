@@ -16,13 +16,13 @@ use tonic::{Code, Status};
 
 /// Answer to `Version`: the name of the runtime, or an error.
 #[derive(Clone, Debug)]
-pub(crate) struct Version(pub(crate) Result<&'static str, (Code, &'static str)>);
+pub(crate) struct VersionAnswer(pub(crate) Result<&'static str, (Code, &'static str)>);
 
-impl NamedService for Version {
+impl NamedService for VersionAnswer {
     const NAME: &'static str = "runtime.v1.RuntimeService";
 }
 
-impl<B> Service<http::Request<B>> for Version {
+impl<B> Service<http::Request<B>> for VersionAnswer {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -54,7 +54,7 @@ impl<B> Service<http::Request<B>> for Version {
 }
 
 /// Serves at a socket until it is dropped.
-pub(crate) fn serve(path: &Path, version: Version) -> AbortOnDropHandle<()> {
+pub(crate) fn serve(path: &Path, version: VersionAnswer) -> AbortOnDropHandle<()> {
     let server = tonic::transport::Server::builder().add_service(version);
     let connections = accept(path);
     AbortOnDropHandle::new(tokio::spawn(async { server.serve_with_incoming(connections).await.unwrap() }))

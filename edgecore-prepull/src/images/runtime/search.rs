@@ -55,7 +55,7 @@ enum Finding {
 
 /// The usual places, and the one with the runtime in use.
 #[derive(Debug)]
-pub(super) struct Search {
+pub(super) struct RuntimeSearch {
     places: Vec<PathBuf>,
     docker: PathBuf,
     found: OnceLock<PathBuf>,
@@ -63,14 +63,14 @@ pub(super) struct Search {
     searching: Mutex<()>,
 }
 
-impl Default for Search {
+impl Default for RuntimeSearch {
     fn default() -> Self {
-        Self::of(USUAL_PLACES.map(PathBuf::from).to_vec(), PathBuf::from(DOCKER))
+        Self::in_places(USUAL_PLACES.map(PathBuf::from).to_vec(), PathBuf::from(DOCKER))
     }
 }
 
-impl Search {
-    fn of(places: Vec<PathBuf>, docker: PathBuf) -> Self {
+impl RuntimeSearch {
+    fn in_places(places: Vec<PathBuf>, docker: PathBuf) -> Self {
         Self { places, docker, found: OnceLock::new(), searching: Mutex::new(()) }
     }
 
@@ -88,7 +88,7 @@ impl Search {
         }
         let mut looked_at = Vec::new();
         for place in &self.places {
-            match ask(place).await {
+            match ask_place(place).await {
                 Finding::Runtime(version) => {
                     info!(socket = %place.display(), runtime = version, "found the container runtime");
                     self.warn_of_docker(place);
@@ -119,7 +119,7 @@ fn is_socket(place: &Path) -> bool {
     std::fs::metadata(place).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
-async fn ask(place: &Path) -> Finding {
+async fn ask_place(place: &Path) -> Finding {
     if !is_socket(place) {
         return Finding::Nothing("no socket");
     }

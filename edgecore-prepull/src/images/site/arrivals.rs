@@ -12,10 +12,10 @@ const SPOILED: usize = 64;
 
 /// The blobs that pulls of this node are filling now, by digest.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals(Mutex<Book>);
+pub(crate) struct Arrivals(Mutex<ArrivalBook>);
 
 #[derive(Debug, Default)]
-struct Book {
+struct ArrivalBook {
     files: HashMap<String, Arrival>,
     /// How often we threw away the bytes of a blob because their digest was wrong.
     spoiled: VecDeque<(String, u32)>,
@@ -39,7 +39,13 @@ pub(crate) struct Arriving {
 
 impl Arrivals {
     /// Offers a blob to neighbours, with the bytes that it has now.
-    pub(crate) fn begin(self: &Arc<Self>, digest: &str, size: u64, written: u64, file: File) -> Arriving {
+    pub(crate) fn offer_blob(
+        self: &Arc<Self>,
+        digest: &str,
+        size: u64,
+        written: u64,
+        file: File,
+    ) -> Arriving {
         let (sender, written) = watch::channel(written);
         let arrival = Arrival { file: Arc::new(file), size, written };
         self.lock().files.insert(digest.to_owned(), arrival);
@@ -51,7 +57,7 @@ impl Arrivals {
     }
 
     /// Notes that the bytes so far had another digest. A neighbour that has read them from here throws them away as well.
-    pub(crate) fn spoil(&self, digest: &str) {
+    pub(crate) fn note_spoiled(&self, digest: &str) {
         let mut book = self.lock();
         let version = book.version(digest);
         book.spoiled.retain(|(spoiled, _)| spoiled != digest);
@@ -66,12 +72,12 @@ impl Arrivals {
         self.lock().version(digest)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, ArrivalBook> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Book {
+impl ArrivalBook {
     fn version(&self, digest: &str) -> u32 {
         self.spoiled.iter().find(|(spoiled, _)| spoiled == digest).map_or(0, |(_, version)| *version)
     }
@@ -79,7 +85,7 @@ impl Book {
 
 impl Arrival {
     /// Waits for bytes after this offset. Returns how many there are up to the last one; `None` if no more will come.
-    pub(super) async fn beyond(&mut self, offset: u64) -> Option<u64> {
+    pub(super) async fn bytes_beyond(&mut self, offset: u64) -> Option<u64> {
         // When the pull ends, what it has written still counts.
         let _ = self.written.wait_for(|written| *written > offset).await;
         let written = *self.written.borrow();
@@ -111,16 +117,16 @@ mod tests {
     #[tokio::test]
     async fn readers_get_bytes_as_they_arrive() {
         let arrivals = Arc::new(Arrivals::default());
-        let arriving = arrivals.begin("a", 100, 10, tempfile::tempfile().unwrap());
+        let arriving = arrivals.offer_blob("a", 100, 10, tempfile::tempfile().unwrap());
         let mut reader = arrivals.get("a").unwrap();
-        assert_eq!(reader.beyond(0).now_or_never(), Some(Some(10)));
-        assert_eq!(reader.beyond(10).now_or_never(), None, "it waits");
+        assert_eq!(reader.bytes_beyond(0).now_or_never(), Some(Some(10)));
+        assert_eq!(reader.bytes_beyond(10).now_or_never(), None, "it waits");
         arriving.advance(30);
-        assert_eq!(reader.beyond(10).now_or_never(), Some(Some(20)));
+        assert_eq!(reader.bytes_beyond(10).now_or_never(), Some(Some(20)));
         drop(arriving);
         assert!(arrivals.get("a").is_none());
-        assert_eq!(reader.beyond(10).now_or_never(), Some(Some(20)), "what has arrived is there");
-        assert_eq!(reader.beyond(30).now_or_never(), Some(None));
+        assert_eq!(reader.bytes_beyond(10).now_or_never(), Some(Some(20)), "what has arrived is there");
+        assert_eq!(reader.bytes_beyond(30).now_or_never(), Some(None));
     }
 
     #[test]
@@ -128,10 +134,10 @@ mod tests {
         let arrivals = Arrivals::default();
         assert_eq!(arrivals.version("a"), 0);
         for version in 1..=2 {
-            arrivals.spoil("a");
+            arrivals.note_spoiled("a");
             assert_eq!((arrivals.version("a"), arrivals.version("b")), (version, 0));
         }
-        (0..SPOILED).for_each(|other| arrivals.spoil(&other.to_string()));
+        (0..SPOILED).for_each(|other| arrivals.note_spoiled(&other.to_string()));
         assert_eq!(arrivals.version("a"), 0, "forgotten");
     }
 }

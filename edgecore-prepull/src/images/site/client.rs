@@ -9,7 +9,7 @@ use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, ETAG, HOST, HeaderValue, IF_MATCH, RANGE};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use prepull_api::sites::{BLOBS_PATH, MAX_ADDRESSES, Peer, PeerFault, is_address};
+use prepull_api::sites::{BLOBS_PATH, BlobPeer, MAX_ADDRESSES, PeerFault, is_address};
 use prepull_registry::BlobStream;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
@@ -35,7 +35,7 @@ pub(crate) struct PeerBlob {
 
 /// A part of a blob that a neighbour is asked for.
 #[derive(Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct WantedPart<'a> {
     pub(crate) digest: &'a str,
     pub(crate) offset: u64,
     pub(crate) size: u64,
@@ -44,10 +44,10 @@ pub(crate) struct Wanted<'a> {
 }
 
 /// Asks a neighbour for the rest of a blob. [`PeerFault::Damaged`]: it has found out that the bytes before are wrong.
-pub(crate) async fn open(
+pub(crate) async fn request_blob(
     tls: &Arc<ClientConfig>,
-    peer: &Peer,
-    wanted: &Wanted<'_>,
+    peer: &BlobPeer,
+    wanted: &WantedPart<'_>,
 ) -> Result<PeerBlob, (PeerFault, String)> {
     let mut last = (PeerFault::Unreachable, "it has no address".to_owned());
     for address in peer.addresses.iter().take(MAX_ADDRESSES).filter(|address| is_address(address)) {
@@ -74,9 +74,9 @@ pub(crate) async fn open(
 
 async fn ask(
     tls: &Arc<ClientConfig>,
-    peer: &Peer,
+    peer: &BlobPeer,
     stream: TcpStream,
-    &Wanted { digest, offset, size, version }: &Wanted<'_>,
+    &WantedPart { digest, offset, size, version }: &WantedPart<'_>,
 ) -> Result<PeerBlob, (PeerFault, String)> {
     let unreachable = |error: &dyn std::fmt::Display| (PeerFault::Unreachable, error.to_string());
     let name = ServerName::try_from(peer.node.0.clone()).map_err(|error| unreachable(&error))?;

@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prepull_api::sites::{BlobNews, BlobState, Blobs, From, LEAST_SHARED, MAX_BLOBS, PeerFailure, Sources};
+use prepull_api::sites::{
+    BlobNews, BlobSources, BlobState, Blobs, From, LEAST_SHARED, MAX_BLOBS, PeerFailure,
+};
 use prepull_api::task::TaskId;
 use prepull_api::wire::{EdgeMessage, Welcome};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::arrivals::Arrivals;
-use super::order::Order;
+use super::order::CloudOrder;
 use super::tickets::TicketKeys;
 use crate::clock::CloudClock;
-use crate::cloud::tunnel::Link;
+use crate::cloud::tunnel::TunnelSender;
 
 /// Interval of telling how far what is under way has come. The cloud's leases are some times as long.
 const PROGRESS: Duration = Duration::from_secs(5);
@@ -26,12 +28,12 @@ const REMEMBERED: usize = 1024;
 const WAITING: usize = 1024;
 
 /// A blob of a task.
-pub(super) type Key = (TaskId, String);
+pub(super) type BlobKey = (TaskId, String);
 
 /// What the pulls of this node share with each other about the site.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    state: Mutex<State>,
+    state: Mutex<HubState>,
     news: Notify,
     /// How long a pull waits without a word from the cloud until it downloads for itself.
     pub(super) patience: Duration,
@@ -41,14 +43,14 @@ pub(crate) struct Hub {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HubState {
     /// Whether there is a session with a cloud that knows of sites.
     is_heard: bool,
-    wants: BTreeMap<Key, Want>,
-    here: VecDeque<(Key, u64)>,
+    wants: BTreeMap<BlobKey, Want>,
+    here: VecDeque<(BlobKey, u64)>,
     /// Blobs whose state must still be reported to the cloud.
-    changed: BTreeSet<Key>,
-    dropped: VecDeque<(Key, BlobNews)>,
+    changed: BTreeSet<BlobKey>,
+    dropped: VecDeque<(BlobKey, BlobNews)>,
     failures: VecDeque<(TaskId, PeerFailure)>,
 }
 
@@ -60,7 +62,7 @@ pub(super) struct Want {
     /// What was told last, to see whether there is anything new.
     pub(super) told: u64,
     pub(super) state: BlobState,
-    pub(super) order: watch::Sender<Order>,
+    pub(super) order: watch::Sender<CloudOrder>,
 }
 
 impl Hub {
@@ -69,8 +71,8 @@ impl Hub {
         Self { state, news, patience, keys, arrivals, clock }
     }
 
-    /// Wants a blob until [`Self::end`].
-    pub(super) fn want(&self, key: Key, want: Want) {
+    /// Wants a blob until [`Self::end_want`].
+    pub(super) fn add_want(&self, key: BlobKey, want: Want) {
         self.change(|state| {
             state.changed.insert(key.clone());
             state.wants.insert(key, want);
@@ -99,12 +101,12 @@ impl Hub {
             state.here = here;
             for (key, size) in gone {
                 state.changed.remove(&key);
-                push(&mut state.dropped, dropped(key, size, 0), WAITING);
+                push_bounded(&mut state.dropped, dropped_news(key, size, 0), WAITING);
             }
         });
     }
 
-    pub(super) fn change_want(&self, key: &Key, change: impl FnOnce(&mut Want) -> bool) {
+    pub(super) fn change_want(&self, key: &BlobKey, change: impl FnOnce(&mut Want) -> bool) {
         self.change(|state| {
             if let Some(want) = state.wants.get_mut(key)
                 && change(want)
@@ -115,23 +117,23 @@ impl Hub {
     }
 
     pub(super) fn note_failure(&self, task: &TaskId, failure: PeerFailure) {
-        self.change(|state| push(&mut state.failures, (task.clone(), failure), WAITING));
+        self.change(|state| push_bounded(&mut state.failures, (task.clone(), failure), WAITING));
     }
 
     /// Nobody seeks the blob any more. `is_here`: because it has arrived.
-    pub(super) fn end(&self, key: &Key, is_here: bool) {
+    pub(super) fn end_want(&self, key: &BlobKey, is_here: bool) {
         self.change(|state| {
             let Some(want) = state.wants.remove(key) else { return };
             state.changed.remove(key);
             if is_here {
                 state.note_here(key.clone(), want.size);
             } else {
-                push(&mut state.dropped, dropped(key.clone(), want.size, want.done), WAITING);
+                push_bounded(&mut state.dropped, dropped_news(key.clone(), want.size, want.done), WAITING);
             }
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut HubState)) {
         let mut state = self.lock();
         change(&mut state);
         let has_news = state.has_news();
@@ -147,9 +149,9 @@ impl Hub {
     }
 
     /// A session has begun: the cloud is told everything, for it may be another one.
-    pub(crate) fn connect(&self, welcome: &Welcome) {
+    pub(crate) fn begin_session(&self, welcome: &Welcome) {
         if let Some(terms) = &welcome.tickets {
-            self.keys.accept(&terms.key);
+            self.keys.accept_key(&terms.key);
             self.clock.set(terms.now);
         }
         self.change(|state| {
@@ -162,7 +164,7 @@ impl Hub {
     }
 
     /// Reports the wants of a task again: a new leader accepts them only after it has sent the task with its keys.
-    pub(crate) fn repeat(&self, task: &TaskId) {
+    pub(crate) fn repeat_wants(&self, task: &TaskId) {
         self.change(|state| {
             let wanted = state.wants.keys().filter(|(of, _)| of == task).cloned();
             state.changed.extend(wanted);
@@ -170,12 +172,12 @@ impl Hub {
     }
 
     /// The session has ended.
-    pub(crate) fn disconnect(&self) {
+    pub(crate) fn end_session(&self) {
         self.lock().is_heard = false;
     }
 
     /// The cloud says where to get blobs from.
-    pub(crate) fn direct(&self, Sources { task, blobs }: Sources) {
+    pub(crate) fn apply_sources(&self, BlobSources { task, blobs }: BlobSources) {
         let now = Instant::now();
         self.change(|state| {
             for blob in blobs.into_iter().take(MAX_BLOBS) {
@@ -184,7 +186,9 @@ impl Hub {
                     Some(want) => _ = want.order.send_if_modified(|order| order.replace(blob.from, now)),
                     // The pull has ended since, or the agent was restarted.
                     None if state.here.iter().any(|(here, _)| *here == key) => _ = state.changed.insert(key),
-                    None if blob.from != From::Wait => push(&mut state.dropped, dropped(key, 0, 0), WAITING),
+                    None if blob.from != From::Wait => {
+                        push_bounded(&mut state.dropped, dropped_news(key, 0, 0), WAITING)
+                    }
                     None => {}
                 }
             }
@@ -199,7 +203,7 @@ impl Hub {
     }
 
     /// Tells the cloud what is new, for as long as the session lasts.
-    pub(crate) async fn keep_telling(self: Arc<Self>, link: Link) {
+    pub(crate) async fn keep_telling(self: Arc<Self>, link: TunnelSender) {
         loop {
             for message in self.take_news() {
                 link.send(message).await;
@@ -217,19 +221,19 @@ impl Hub {
         if state.is_heard { state.take_news() } else { Vec::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HubState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl HubState {
     fn has_news(&self) -> bool {
         self.is_heard && !(self.changed.is_empty() && self.dropped.is_empty() && self.failures.is_empty())
     }
 
-    fn note_here(&mut self, key: Key, size: u64) {
+    fn note_here(&mut self, key: BlobKey, size: u64) {
         if !self.here.iter().any(|(here, _)| *here == key) {
-            push(&mut self.here, (key.clone(), size), REMEMBERED);
+            push_bounded(&mut self.here, (key.clone(), size), REMEMBERED);
         }
         self.changed.insert(key);
     }
@@ -272,12 +276,12 @@ impl State {
     }
 }
 
-fn dropped(key: Key, size: u64, done: u64) -> (Key, BlobNews) {
+fn dropped_news(key: BlobKey, size: u64, done: u64) -> (BlobKey, BlobNews) {
     let news = BlobNews { digest: key.1.clone(), size, state: BlobState::Dropped, done };
     (key, news)
 }
 
-fn push<T>(queue: &mut VecDeque<T>, item: T, most: usize) {
+fn push_bounded<T>(queue: &mut VecDeque<T>, item: T, most: usize) {
     if queue.len() >= most {
         queue.pop_front();
     }

@@ -5,14 +5,14 @@ use tokio::time::Instant;
 
 /// What the cloud has said of a blob.
 #[derive(Clone, Debug)]
-pub(super) struct Order {
+pub(super) struct CloudOrder {
     /// The last word about it.
     pub(super) from: Option<From>,
     /// When the cloud was last heard about the task.
     pub(super) heard: Instant,
 }
 
-impl Order {
+impl CloudOrder {
     /// Takes in an order of the cloud. Returns whether it differs: a repetition must not interrupt a download.
     pub(super) fn replace(&mut self, from: From, now: Instant) -> bool {
         let is_same = match (&self.from, &from) {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prepull_api::sites::{BlobState, From, LEAST_SHARED, Peer, PeerFailure, PeerFault, split_ticket};
+use prepull_api::sites::{BlobPeer, BlobState, From, LEAST_SHARED, PeerFailure, PeerFault, split_ticket};
 use prepull_api::task::{NodeName, TaskId};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::hub::{Hub, Key, Want};
-use super::order::Order;
+use super::hub::{BlobKey, Hub, Want};
+use super::order::CloudOrder;
 use crate::images::rate::Bucket;
 
 /// Interval of looking whether a pull will be late, or a ticket has expired.
@@ -38,11 +38,11 @@ pub(crate) struct Sought<'a> {
 
 /// Where to get a blob from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum BlobOrigin {
     /// The registry. With the reason, if it is not because the node carries the blob into its site.
     Registry(Option<String>),
     /// A neighbour.
-    Peer(Peer),
+    Peer(BlobPeer),
 }
 
 /// The time of a pull. Once half of it is over, the pull helps itself, unless it will be in time anyway.
@@ -72,8 +72,8 @@ impl Late {
 #[derive(Debug)]
 pub(crate) struct Seeker {
     hub: Arc<Hub>,
-    key: Key,
-    order: watch::Receiver<Order>,
+    key: BlobKey,
+    order: watch::Receiver<CloudOrder>,
     since: Instant,
     patience: Duration,
     late: Option<Late>,
@@ -94,8 +94,8 @@ impl Hub {
         }
         let key = (task.clone(), digest.to_owned());
         let since = Instant::now();
-        let (order, receiver) = watch::channel(Order { from: None, heard: since });
-        self.want(key.clone(), Want { size, done, told: done, state: BlobState::Wanted, order });
+        let (order, receiver) = watch::channel(CloudOrder { from: None, heard: since });
+        self.add_want(key.clone(), Want { size, done, told: done, state: BlobState::Wanted, order });
         Some(Seeker {
             hub: Arc::clone(self),
             key,
@@ -114,7 +114,7 @@ impl Hub {
 impl Seeker {
     /// Takes bytes that have arrived from the registry, and returns when the site's limit has allowed them. `whole` is that
     /// limit: a pull that helps itself has no part of it from the cloud.
-    pub(crate) async fn take(&self, bytes: usize, whole: Option<&Bucket>) {
+    pub(crate) async fn take_bytes(&self, bytes: usize, whole: Option<&Bucket>) {
         if self.alone.is_some() {
             if let Some(whole) = whole {
                 whole.take(bytes).await;
@@ -135,27 +135,28 @@ impl Seeker {
     }
 
     /// Waits until it is known where the blob is to be had. Without a word for the whole patience, it is the registry.
-    pub(crate) async fn way(&mut self) -> Way {
+    pub(crate) async fn wait_for_origin(&mut self) -> BlobOrigin {
         loop {
             if self.alone.is_none() && self.is_late() {
                 self.go_alone(LATE);
             }
             if self.alone.is_some() {
                 self.set_state(BlobState::Carrying);
-                return Way::Registry(self.alone.clone());
+                return BlobOrigin::Registry(self.alone.clone());
             }
-            let Order { from, heard } = self.order.borrow_and_update().clone();
+            let CloudOrder { from, heard } = self.order.borrow_and_update().clone();
             match from {
                 Some(From::Registry { alone, max_rate: _ }) => {
                     self.set_state(BlobState::Carrying);
-                    return Way::Registry((!alone.is_empty()).then_some(alone));
+                    return BlobOrigin::Registry((!alone.is_empty()).then_some(alone));
                 }
                 Some(From::Peers { peers }) => {
                     let now = self.hub.clock.now().as_secs();
-                    let is_good = |peer: &Peer| split_ticket(&peer.ticket).is_some_and(|(end, _)| now < end);
+                    let is_good =
+                        |peer: &BlobPeer| split_ticket(&peer.ticket).is_some_and(|(end, _)| now < end);
                     if let Some(peer) = peers.into_iter().find(is_good) {
                         self.set_state(BlobState::Fetching);
-                        return Way::Peer(peer);
+                        return BlobOrigin::Peer(peer);
                     }
                 }
                 Some(From::Wait) | None => {}
@@ -167,25 +168,25 @@ impl Seeker {
             let patience = self.patience;
             let end = heard.max(self.since) + patience;
             tokio::select! {
-                changed = self.order.changed() => if changed.is_err() { return Way::Registry(None) },
+                changed = self.order.changed() => if changed.is_err() { return BlobOrigin::Registry(None) },
                 () = sleep_until(end.min(Instant::now() + LOOK)) => {
                     // The cloud may have repeated itself in this time.
                     if self.order.borrow().heard.max(self.since) + patience <= Instant::now() {
                         self.set_state(BlobState::Carrying);
-                        return Way::Registry(Some(silence(patience)));
+                        return BlobOrigin::Registry(Some(silence_reason(patience)));
                     }
                 }
             }
         }
     }
 
-    /// Whether the bytes should come from elsewhere since [`Self::way`].
+    /// Whether the bytes should come from elsewhere since [`Self::wait_for_origin`].
     pub(crate) fn is_redirected(&self) -> bool {
         self.alone.is_none() && (self.order.has_changed().unwrap_or(false) || self.is_late())
     }
 
     /// Waits until the bytes should come from elsewhere.
-    pub(crate) async fn redirected(&self) {
+    pub(crate) async fn wait_for_redirect(&self) {
         let mut order = self.order.clone();
         while !self.is_redirected() {
             // The sender lives as long as this.
@@ -217,7 +218,7 @@ impl Seeker {
     }
 
     /// The neighbour did not deliver. The next one that the cloud has named is asked, or the cloud.
-    pub(crate) fn fail(&mut self, peer: &NodeName, fault: PeerFault) {
+    pub(crate) fn note_fault(&mut self, peer: &NodeName, fault: PeerFault) {
         let (task, digest) = &self.key;
         let failure = PeerFailure { digest: digest.clone(), peer: peer.clone(), fault };
         self.hub.note_failure(task, failure);
@@ -234,18 +235,18 @@ impl Seeker {
     }
 
     /// The blob has arrived.
-    pub(crate) fn finish(mut self) {
+    pub(crate) fn note_arrived(mut self) {
         self.is_here = true;
     }
 }
 
 impl Drop for Seeker {
     fn drop(&mut self) {
-        self.hub.end(&self.key, self.is_here);
+        self.hub.end_want(&self.key, self.is_here);
     }
 }
 
-fn silence(patience: Duration) -> String {
+fn silence_reason(patience: Duration) -> String {
     format!("the cloud has said nothing of its site for {} s", patience.as_secs())
 }
 

@@ -16,7 +16,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prepull_api::sites::{BLOBS_PATH, is_digest};
 use prepull_api::task::NodeName;
-use prepull_program::places::{Loses, Place, Places};
+use prepull_program::places::{ConnectionPlace, ConnectionPlaces, Loses};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,12 +25,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::arrivals::Arrival;
 use super::hub::Hub;
-use super::turns::{Pace, TURN, Turn, Turns};
+use super::turns::{Pace, ReaderTurn, TURN, Turns};
 use crate::cloud::identity::{Identity, node_of};
 use crate::images::containerd::ContentStore;
 use crate::images::rate::Bucket;
 use crate::machine::read_load;
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 
 /// Connections at a time that haven't shown a ticket yet.
 const CONNECTIONS: usize = 32;
@@ -45,22 +45,22 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Wait after a connection could not be accepted: most likely the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+type BlobBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// Serves neighbours.
-pub(crate) struct Server {
+pub(crate) struct PeerServer {
     hub: Arc<Hub>,
     identity: Identity,
     store: Arc<ContentStore>,
     /// The limit of uploads.
     bucket: Bucket,
-    metrics: Arc<Metrics>,
+    metrics: Arc<AgentMetrics>,
     turns: Arc<Turns>,
 }
 
 /// One connection: it asks for one blob.
 #[derive(Debug, Default)]
-struct Course {
+struct ReaderConnection {
     /// Cancelled once it has shown a ticket.
     admitted: CancellationToken,
     /// Cancelled when the reader has come back for the same blob.
@@ -70,14 +70,14 @@ struct Course {
     expires: AtomicU64,
 }
 
-impl Course {
+impl ReaderConnection {
     fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Where a blob is read from.
-enum Source {
+enum ServedBlob {
     /// The content store has all of it.
     Store {
         digest: String,
@@ -86,7 +86,7 @@ enum Source {
     Arrival(Arrival),
 }
 
-impl Source {
+impl ServedBlob {
     fn size(&self) -> u64 {
         match self {
             Self::Store { size, .. } | Self::Arrival(Arrival { size, .. }) => *size,
@@ -94,25 +94,25 @@ impl Source {
     }
 }
 
-impl Server {
+impl PeerServer {
     pub(crate) fn new(
         hub: Arc<Hub>,
         identity: Identity,
         store: Arc<ContentStore>,
-        metrics: Arc<Metrics>,
+        metrics: Arc<AgentMetrics>,
     ) -> Arc<Self> {
         let bucket = Bucket::new(None);
         Arc::new(Self { hub, identity, store, bucket, metrics, turns: Arc::default() })
     }
 
     /// The limit of uploads, over all neighbours. It may change at any time.
-    pub(crate) fn bucket(&self) -> &Bucket {
+    pub(crate) fn upload_bucket(&self) -> &Bucket {
         &self.bucket
     }
 
     /// Serves until `shutdown`.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, shutdown: CancellationToken) {
-        let places = Places::new(CONNECTIONS, Loses::Oldest);
+        let places = ConnectionPlaces::new(CONNECTIONS, Loses::Oldest);
         loop {
             let accepted = tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -122,7 +122,7 @@ impl Server {
                 Ok((stream, from)) => {
                     let place = places.take(from.ip().into());
                     let (server, shutdown) = (Arc::clone(&self), shutdown.clone());
-                    tokio::spawn(shutdown.run_until_cancelled_owned(server.connection(stream, place)));
+                    tokio::spawn(shutdown.run_until_cancelled_owned(server.serve_connection(stream, place)));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a neighbour's connection was not accepted");
@@ -132,17 +132,17 @@ impl Server {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, place: Place) {
-        let course = Arc::new(Course::default());
+    async fn serve_connection(self: Arc<Self>, stream: TcpStream, place: ConnectionPlace) {
+        let course = Arc::new(ReaderConnection::default());
         tokio::select! {
             () = Arc::clone(&self).converse(stream, Arc::clone(&course)) => {}
             () = course.end.cancelled() => {}
             () = hold_until_admitted(place, &course) => {}
-            () = self.watch(&course) => {}
+            () = self.wait_for_turn_end(&course) => {}
         }
     }
 
-    async fn converse(self: Arc<Self>, stream: TcpStream, course: Arc<Course>) {
+    async fn converse(self: Arc<Self>, stream: TcpStream, course: Arc<ReaderConnection>) {
         let _ = stream.set_nodelay(true);
         let tls = self.identity.watch().borrow().peers.server.clone();
         let Ok(Ok(stream)) = timeout(REQUEST, TlsAcceptor::from(tls).accept(stream)).await else { return };
@@ -150,7 +150,7 @@ impl Server {
         let Some(reader) = certificates.and_then(|all| node_of(all.first()?)) else { return };
         let service = hyper::service::service_fn(|request| {
             let (server, reader, course) = (Arc::clone(&self), reader.clone(), Arc::clone(&course));
-            async move { Ok::<_, Infallible>(server.answer(&reader, &request, course).await) }
+            async move { Ok::<_, Infallible>(server.answer_request(&reader, &request, course).await) }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
@@ -164,7 +164,7 @@ impl Server {
     }
 
     /// Waits until the ticket of a reader has expired, or it has lost its turn.
-    async fn watch(&self, course: &Course) {
+    async fn wait_for_turn_end(&self, course: &ReaderConnection) {
         course.admitted.cancelled().await;
         loop {
             sleep(LOOK).await;
@@ -176,12 +176,12 @@ impl Server {
         }
     }
 
-    async fn answer(
+    async fn answer_request(
         self: Arc<Self>,
         reader: &NodeName,
         request: &Request<Incoming>,
-        course: Arc<Course>,
-    ) -> Response<Body> {
+        course: Arc<ReaderConnection>,
+    ) -> Response<BlobBody> {
         let headers = request.headers();
         let Some(digest) = request.uri().path().strip_prefix(BLOBS_PATH).filter(|digest| is_digest(digest))
         else {
@@ -191,7 +191,7 @@ impl Server {
             return refuse(StatusCode::METHOD_NOT_ALLOWED);
         }
         let now = self.hub.clock.now().as_secs();
-        let ticket = bearer(headers).unwrap_or_default();
+        let ticket = request_ticket(headers).unwrap_or_default();
         let Some(expires) = self.hub.keys.check(ticket, (reader, &self.identity.node()), digest, now) else {
             tracing::info!(%reader, digest, "a neighbour without a valid ticket was refused");
             return refuse(StatusCode::FORBIDDEN);
@@ -202,7 +202,7 @@ impl Server {
         if headers.get(IF_MATCH).is_some_and(|before| before.as_bytes() != version.as_bytes()) {
             return refuse(StatusCode::PRECONDITION_FAILED);
         }
-        let Some(mut turn) = self.turns.enter(reader, digest, &course.end) else {
+        let Some(mut turn) = self.turns.enter_queue(reader, digest, &course.end) else {
             return refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         let source = match timeout(TURN, self.find(digest)).await {
@@ -211,11 +211,11 @@ impl Server {
             Err(_) => return refuse(StatusCode::SERVICE_UNAVAILABLE),
         };
         let size = source.size();
-        let Some(offset) = offset(headers).filter(|offset| *offset < size) else {
+        let Some(offset) = range_offset(headers).filter(|offset| *offset < size) else {
             return refuse(StatusCode::RANGE_NOT_SATISFIABLE);
         };
-        let is_busy = matches!(source, Source::Store { .. }) && is_busy();
-        if !turn.come(is_busy).await {
+        let is_busy = matches!(source, ServedBlob::Store { .. }) && is_busy();
+        if !turn.wait_to_serve(is_busy).await {
             return refuse(StatusCode::SERVICE_UNAVAILABLE);
         }
         tracing::debug!(%reader, digest, offset, "serving a neighbour");
@@ -223,21 +223,21 @@ impl Server {
             .status(StatusCode::PARTIAL_CONTENT)
             .header(CONTENT_RANGE, format!("bytes {offset}-{}/{size}", size - 1))
             .header(CONTENT_LENGTH, size - offset);
-        if matches!(source, Source::Arrival(_)) {
+        if matches!(source, ServedBlob::Arrival(_)) {
             response = response.header(ETAG, version);
         }
-        let body = BodyExt::boxed_unsync(StreamBody::new(self.pieces(source, offset, (course, turn))));
+        let body = BodyExt::boxed_unsync(StreamBody::new(self.stream_pieces(source, offset, (course, turn))));
         response.body(body).unwrap_or_else(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR))
     }
 
     /// Finds a blob. One that a pull seeks may have no bytes yet: then this waits for them.
-    async fn find(&self, digest: &str) -> Option<Source> {
+    async fn find(&self, digest: &str) -> Option<ServedBlob> {
         loop {
             if let Some(size) = self.store.blob_size(digest).await {
-                return Some(Source::Store { digest: digest.to_owned(), size });
+                return Some(ServedBlob::Store { digest: digest.to_owned(), size });
             }
             if let Some(arrival) = self.hub.arrivals.get(digest) {
-                return Some(Source::Arrival(arrival));
+                return Some(ServedBlob::Arrival(arrival));
             }
             if !self.hub.is_sought(digest) {
                 return None;
@@ -246,38 +246,38 @@ impl Server {
         }
     }
 
-    fn pieces(
+    fn stream_pieces(
         self: Arc<Self>,
-        source: Source,
+        source: ServedBlob,
         offset: u64,
-        (course, turn): (Arc<Course>, Turn),
+        (course, turn): (Arc<ReaderConnection>, ReaderTurn),
     ) -> impl Stream<Item = std::io::Result<Frame<Bytes>>> + Send + 'static {
         stream::try_unfold((self, source, offset, turn), move |(server, mut source, offset, turn)| {
             let course = Arc::clone(&course);
             async move {
-                course.pace().take(Instant::now());
+                course.pace().note_taken(Instant::now());
                 if offset >= source.size() {
                     return Ok(None);
                 }
-                let piece = server.piece(&mut source, offset).await;
+                let piece = server.read_piece(&mut source, offset).await;
                 let gone = || std::io::Error::other("no more bytes of the blob");
                 let piece = piece.filter(|piece| !piece.is_empty()).ok_or_else(gone)?;
                 server.bucket.take(piece.len()).await;
                 let bytes = piece.len() as u64;
                 server.metrics.count_served(bytes);
-                course.pace().offer(bytes, Instant::now());
+                course.pace().note_offered(bytes, Instant::now());
                 Ok(Some((Frame::data(Bytes::from(piece)), (server, source, offset + bytes, turn))))
             }
         })
     }
 
-    async fn piece(&self, source: &mut Source, offset: u64) -> Option<Vec<u8>> {
+    async fn read_piece(&self, source: &mut ServedBlob, offset: u64) -> Option<Vec<u8>> {
         match source {
-            Source::Store { digest, size } => {
+            ServedBlob::Store { digest, size } => {
                 self.store.read_piece(digest, offset, PIECE.min(*size - offset)).await
             }
-            Source::Arrival(arrival) => {
-                let bytes = usize::try_from(arrival.beyond(offset).await?.min(PIECE)).ok()?;
+            ServedBlob::Arrival(arrival) => {
+                let bytes = usize::try_from(arrival.bytes_beyond(offset).await?.min(PIECE)).ok()?;
                 let file = Arc::clone(&arrival.file);
                 let reading = spawn_blocking(move || {
                     let mut piece = vec![0; bytes];
@@ -290,9 +290,9 @@ impl Server {
 }
 
 /// Waits until a connection has lost its place. One with a ticket needs none: turns bound those.
-async fn hold_until_admitted(mut place: Place, course: &Course) {
+async fn hold_until_admitted(mut place: ConnectionPlace, course: &ReaderConnection) {
     tokio::select! {
-        () = place.lost() => return,
+        () = place.wait_for_loss() => return,
         () = course.admitted.cancelled() => drop(place),
     }
     std::future::pending::<()>().await;
@@ -305,7 +305,7 @@ fn is_busy() -> bool {
     read_load().is_some_and(|(load, processors)| load > 2.0 * processors as f64)
 }
 
-fn refuse(status: StatusCode) -> Response<Body> {
+fn refuse(status: StatusCode) -> Response<BlobBody> {
     let body = Full::new(Bytes::new()).map_err(|never: Infallible| match never {}).boxed_unsync();
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -313,12 +313,12 @@ fn refuse(status: StatusCode) -> Response<Body> {
 }
 
 /// The ticket of a request.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn request_ticket(headers: &HeaderMap) -> Option<&str> {
     headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Ticket ")
 }
 
 /// The first byte of `bytes=N-`; 0 where there is no range.
-fn offset(headers: &HeaderMap) -> Option<u64> {
+fn range_offset(headers: &HeaderMap) -> Option<u64> {
     let Some(range) = headers.get(RANGE) else { return Some(0) };
     range.to_str().ok()?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
 }

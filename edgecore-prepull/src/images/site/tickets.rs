@@ -17,7 +17,7 @@ pub(super) struct TicketKeys(Mutex<VecDeque<[u8; 32]>>);
 
 impl TicketKeys {
     /// Accepts tickets that are signed with this key, in hex.
-    pub(super) fn accept(&self, key: &str) {
+    pub(super) fn accept_key(&self, key: &str) {
         let Some(key) = unhex(key) else { return };
         let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !keys.contains(&key) {
@@ -72,7 +72,7 @@ mod tests {
         };
         let good = ticket(&pair(1), "reader", "server", "sha256:a", 100);
         assert!(!allow(&good, "reader", "sha256:a", 99), "no cloud has said by which key");
-        keys.accept(&hex(pair(1).public_key().as_ref()));
+        keys.accept_key(&hex(pair(1).public_key().as_ref()));
         assert!(allow(&good, "reader", "sha256:a", 99));
         assert!(!allow(&good, "reader", "sha256:a", 100), "expired");
         assert!(!allow(&good, "other", "sha256:a", 99), "another reader, who has copied it");
@@ -89,7 +89,7 @@ mod tests {
     fn the_tickets_of_the_cloud_before_go_on_after_a_failover() {
         let keys = TicketKeys::default();
         for seed in [1, 2, 2, 3] {
-            keys.accept(&hex(pair(seed).public_key().as_ref()));
+            keys.accept_key(&hex(pair(seed).public_key().as_ref()));
         }
         let allow = |seed| {
             let ticket = ticket(&pair(seed), "reader", "server", "sha256:a", 100);

@@ -45,7 +45,7 @@ struct Reading {
 
 /// The permission to be served, until it's dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct ReaderTurn {
     turns: Arc<Turns>,
     reader: NodeName,
     end: CancellationToken,
@@ -62,12 +62,12 @@ impl Default for Turns {
 impl Turns {
     /// Lets a reader wait for its turn. `None`: it has enough of them. `end` is cancelled when the reader asks for the same blob
     /// again: its first connection is dead then.
-    pub(super) fn enter(
+    pub(super) fn enter_queue(
         self: &Arc<Self>,
         reader: &NodeName,
         digest: &str,
         end: &CancellationToken,
-    ) -> Option<Turn> {
+    ) -> Option<ReaderTurn> {
         let mut readers = self.lock();
         let readings = readers.entry(reader.clone()).or_default();
         if let Some(before) = readings.iter().position(|reading| reading.digest == digest) {
@@ -77,7 +77,12 @@ impl Turns {
             return None;
         }
         readings.push(Reading { digest: digest.to_owned(), end: end.clone() });
-        Some(Turn { turns: Arc::clone(self), reader: reader.clone(), end: end.clone(), permits: Vec::new() })
+        Some(ReaderTurn {
+            turns: Arc::clone(self),
+            reader: reader.clone(),
+            end: end.clone(),
+            permits: Vec::new(),
+        })
     }
 
     /// Whether a neighbour waits for a turn.
@@ -90,9 +95,9 @@ impl Turns {
     }
 }
 
-impl Turn {
+impl ReaderTurn {
     /// Waits until the reader can be served. `false` if that takes too long.
-    pub(super) async fn come(&mut self, is_busy: bool) -> bool {
+    pub(super) async fn wait_to_serve(&mut self, is_busy: bool) -> bool {
         let Self { turns, permits, .. } = self;
         turns.waiting.fetch_add(1, Ordering::Relaxed);
         let _wait = Wait(turns);
@@ -115,7 +120,7 @@ impl Drop for Wait<'_> {
     }
 }
 
-impl Drop for Turn {
+impl Drop for ReaderTurn {
     fn drop(&mut self) {
         self.end.cancel();
         let mut readers = self.turns.lock();
@@ -139,12 +144,12 @@ pub(super) struct Pace {
 
 impl Pace {
     /// The reader has taken what was offered, and wants more.
-    pub(super) fn take(&mut self, now: Instant) {
+    pub(super) fn note_taken(&mut self, now: Instant) {
         self.waited += self.offered.take().map_or(Duration::ZERO, |(_, since)| now - since);
     }
 
     /// So many bytes are offered.
-    pub(super) fn offer(&mut self, bytes: u64, now: Instant) {
+    pub(super) fn note_offered(&mut self, bytes: u64, now: Instant) {
         self.bytes += bytes;
         self.offered = Some((bytes, now));
     }
@@ -181,7 +186,7 @@ mod tests {
     #[test]
     fn a_reader_has_one_turn_for_a_blob() {
         let turns = Arc::new(Turns::default());
-        let enter = |digest: &str, end: &CancellationToken| turns.enter(&"a".into(), digest, end);
+        let enter = |digest: &str, end: &CancellationToken| turns.enter_queue(&"a".into(), digest, end);
         let [end, other] = [CancellationToken::new(), CancellationToken::new()];
         let first = enter("1", &end);
         assert!(first.is_some() && !end.is_cancelled());
@@ -201,8 +206,8 @@ mod tests {
     async fn waiting_for_a_turn_has_an_end() {
         let turns = Arc::new(Turns::default());
         let come = async |reader: &str, is_busy| {
-            let mut turn = turns.enter(&reader.into(), "1", &CancellationToken::new()).unwrap();
-            turn.come(is_busy).await.then_some(turn)
+            let mut turn = turns.enter_queue(&reader.into(), "1", &CancellationToken::new()).unwrap();
+            turn.wait_to_serve(is_busy).await.then_some(turn)
         };
         let busy = (come("a", true).await.unwrap(), come("b", true).await.unwrap());
         assert!(come("c", true).await.is_none(), "the processors are busy");
@@ -222,10 +227,10 @@ mod tests {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut pace = Pace::default();
-        pace.offer(4 << 20, at(0));
-        pace.take(at(0));
+        pace.note_offered(4 << 20, at(0));
+        pace.note_taken(at(0));
         assert!(!pace.is_too_slow(true, at(100)), "we had nothing to offer");
-        pace.offer(1, at(100));
+        pace.note_offered(1, at(100));
         assert!(!pace.is_too_slow(true, at(114)));
         assert!(pace.is_too_slow(true, at(115)), "it takes nothing");
         assert!(!pace.is_too_slow(false, at(115)), "no other reader wants its turn");
@@ -233,8 +238,8 @@ mod tests {
         for (each, expected) in [(FLOOR * 9 / 10, true), (FLOOR, false)] {
             let mut pace = Pace::default();
             let slow = (0..60).any(|second| {
-                pace.offer(each, at(second));
-                pace.take(at(second + 1));
+                pace.note_offered(each, at(second));
+                pace.note_taken(at(second + 1));
                 pace.is_too_slow(true, at(second + 1))
             });
             assert_eq!(slow, expected, "{each} bytes a second");

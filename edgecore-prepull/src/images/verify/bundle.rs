@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::Flaw;
-use super::keys::Keys;
+use super::keys::SignerKeys;
 use super::simple::{decode, shorten};
 
 /// Prefix of the media type; its version follows.
@@ -83,7 +83,12 @@ impl Bundle {
 
     /// Checks that one of the keys has signed it, and that it's about the image. `manifest` is the content of the
     /// image's manifest, if [needed](Self::needs_manifest). Returns the key's fingerprint.
-    pub(super) fn check(&self, digest: &str, manifest: Option<&[u8]>, keys: &Keys) -> Result<String, Flaw> {
+    pub(super) fn check(
+        &self,
+        digest: &str,
+        manifest: Option<&[u8]>,
+        keys: &SignerKeys,
+    ) -> Result<String, Flaw> {
         let by_other = || {
             let Material { certificate, x509_certificate_chain } = &self.verification_material;
             let keyless = certificate.is_some() || x509_certificate_chain.is_some();
@@ -91,7 +96,7 @@ impl Bundle {
         };
         match (&self.dsse_envelope, &self.message_signature, manifest) {
             (Some(envelope), None, _) => {
-                let (payload, signer) = envelope.open(keys)?.ok_or_else(by_other)?;
+                let (payload, signer) = envelope.verified_payload(keys)?.ok_or_else(by_other)?;
                 check_statement(digest, &payload)?;
                 Ok(signer)
             }
@@ -107,7 +112,7 @@ impl Bundle {
 impl Envelope {
     /// The payload and the key's fingerprint, if one of the keys has signed it. The signature covers the type and the lengths as well as the
     /// payload, so that no envelope passes for another.
-    fn open(&self, keys: &Keys) -> Result<Option<(Vec<u8>, String)>, Flaw> {
+    fn verified_payload(&self, keys: &SignerKeys) -> Result<Option<(Vec<u8>, String)>, Flaw> {
         let payload = STANDARD.decode(&self.payload);
         let payload = payload.map_err(|_| Flaw::Malformed("not base64".to_owned()))?;
         let kind = &self.payload_type;

@@ -16,9 +16,9 @@ const MAX_KEYS: usize = 16;
 const FINGERPRINT: usize = "sha256:".len() + 12;
 
 /// Keys. A signature by any of them is sufficient.
-pub(super) struct Keys(Vec<Key>);
+pub(super) struct SignerKeys(Vec<SignerKey>);
 
-struct Key {
+struct SignerKey {
     /// Fingerprint of its SubjectPublicKeyInfo, in the form of [`prepull_api::task::ImageFacts::signed_by`].
     fingerprint: String,
     public: UnparsedPublicKey<Vec<u8>>,
@@ -27,7 +27,7 @@ struct Key {
     of_hash: Option<VerifyingKey>,
 }
 
-impl Keys {
+impl SignerKeys {
     /// Parses PEM texts. A key that can't be read is an error, because its author expects it to count.
     pub(super) fn parse(texts: &[String]) -> Result<Self, String> {
         let mut keys = Vec::new();
@@ -39,7 +39,7 @@ impl Keys {
                 if keys.len() == MAX_KEYS {
                     return Err(of(&format!("is more than the {MAX_KEYS}th: leave out old ones")));
                 }
-                keys.push(read(&der).map_err(of)?);
+                keys.push(read_key(&der).map_err(of)?);
             }
             if keys.len() == before {
                 return Err(of("has no PUBLIC KEY in PEM, as `cosign generate-key-pair` writes it"));
@@ -50,7 +50,7 @@ impl Keys {
 
     /// Fingerprint of the key that has made the signature of this message.
     pub(super) fn signer(&self, message: &[u8], signature: &[u8]) -> Option<&str> {
-        let signer = self.0.iter().find(|Key { public, of_hash, .. }| {
+        let signer = self.0.iter().find(|SignerKey { public, of_hash, .. }| {
             let of_hash = || of_hash.as_ref().is_some_and(|key| has_signed_hash(key, message, signature));
             public.verify(message, signature).is_ok() || of_hash()
         });
@@ -63,7 +63,7 @@ fn has_signed_hash(key: &VerifyingKey, message: &[u8], signature: &[u8]) -> bool
     key.verify_prehashed_strict(Sha512::new_with_prefix(message), None, &signature).is_ok()
 }
 
-fn read(der: &[u8]) -> Result<Key, &'static str> {
+fn read_key(der: &[u8]) -> Result<SignerKey, &'static str> {
     let (rest, key) = SubjectPublicKeyInfo::from_der(der).map_err(|_| "is malformed")?;
     if !rest.is_empty() {
         return Err("is malformed");
@@ -74,10 +74,10 @@ fn read(der: &[u8]) -> Result<Key, &'static str> {
     if key.algorithm.algorithm == OID_SIG_ED25519 {
         let of_hash = VerifyingKey::try_from(bytes).map_err(|_| "is malformed")?;
         let public = UnparsedPublicKey::new(&ED25519, bytes.to_vec());
-        Ok(Key { fingerprint, public, of_hash: Some(of_hash) })
+        Ok(SignerKey { fingerprint, public, of_hash: Some(of_hash) })
     } else if key.algorithm.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY && curve == Some(OID_EC_P256) {
         let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, bytes.to_vec());
-        Ok(Key { fingerprint, public, of_hash: None })
+        Ok(SignerKey { fingerprint, public, of_hash: None })
     } else {
         Err("is neither ECDSA on P-256 nor Ed25519")
     }

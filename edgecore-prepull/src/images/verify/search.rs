@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use prepull_registry::manifest::{Descriptor, Manifest};
-use prepull_registry::{Kind, Place, RegistryError, Repository};
+use prepull_registry::{ErrorKind, ReferrerPlace, RegistryError, Repository};
 
 use super::bundle::{self, Bundle};
-use super::keys::Keys;
+use super::keys::SignerKeys;
 use super::{Flaw, simple};
 
 /// Most signatures of an image that we check, in each of the two places. An image is signed once or twice; with
@@ -24,10 +24,10 @@ const REFERRERS: [&str; 3] = [
     "application/vnd.dev.cosign.artifact.sig.v1+json",
 ];
 
-pub(super) struct Search<'a> {
+pub(super) struct SignatureSearch<'a> {
     repository: &'a Repository,
     image: &'a Descriptor,
-    keys: &'a Keys,
+    keys: &'a SignerKeys,
     /// The most informative flaw so far.
     worst: Option<Flaw>,
     /// The number of signatures in a place, if we didn't check all of them.
@@ -39,8 +39,8 @@ pub(super) struct Search<'a> {
     failures: usize,
 }
 
-impl<'a> Search<'a> {
-    pub(super) fn new(repository: &'a Repository, image: &'a Descriptor, keys: &'a Keys) -> Self {
+impl<'a> SignatureSearch<'a> {
+    pub(super) fn new(repository: &'a Repository, image: &'a Descriptor, keys: &'a SignerKeys) -> Self {
         let (worst, cut, seen, failure, failures) = (None, None, HashSet::new(), None, 0);
         Self { repository, image, keys, worst, cut, seen, failure, failures }
     }
@@ -51,7 +51,7 @@ impl<'a> Search<'a> {
     /// # Errors
     /// None was found, and something that may have been one could not be read.
     pub(super) async fn find(&mut self) -> Result<Option<String>, RegistryError> {
-        for place in self.repository.places() {
+        for place in self.repository.referrer_places() {
             let signer = self.find_at(place).await;
             if signer.is_some() {
                 return Ok(signer);
@@ -60,7 +60,7 @@ impl<'a> Search<'a> {
         self.failure.take().map_or(Ok(None), Err)
     }
 
-    async fn find_at(&mut self, place: Place<'_>) -> Option<String> {
+    async fn find_at(&mut self, place: ReferrerPlace<'_>) -> Option<String> {
         let tag = format!("{}.sig", self.image.digest.replace(':', "-"));
         match place.resolve_tag(&tag).await {
             Ok(Some(found)) => {
@@ -71,7 +71,7 @@ impl<'a> Search<'a> {
             }
             Ok(None) => {}
             Err(error) => {
-                let is_away = error.kind == Kind::Unreachable;
+                let is_away = error.kind == ErrorKind::Unreachable;
                 self.note_failure(error);
                 if is_away {
                     return None;
@@ -86,7 +86,7 @@ impl<'a> Search<'a> {
             }
         };
         let signatures: Vec<Descriptor> = all.into_iter().filter(may_be_signature).collect();
-        self.count(signatures.len());
+        self.note_count(signatures.len());
         for signature in signatures.iter().take(MAX_SIGNATURES) {
             let signer = self.signer_of(signature, None).await;
             if signer.is_some() {
@@ -108,8 +108,8 @@ impl<'a> Search<'a> {
                 signer
             }
             // A referrers list may name a missing manifest.
-            Err(error) if error.kind == Kind::NotFound => {
-                self.note(Flaw::Missing);
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                self.note_flaw(Flaw::Missing);
                 None
             }
             Err(error) => {
@@ -142,7 +142,7 @@ impl<'a> Search<'a> {
         format!("{flaw}{}", cut.unwrap_or_default())
     }
 
-    fn count(&mut self, all: usize) {
+    fn note_count(&mut self, all: usize) {
         if all > MAX_SIGNATURES {
             self.cut = Some(all);
         }
@@ -155,26 +155,26 @@ impl<'a> Search<'a> {
         content: Option<Vec<u8>>,
     ) -> Result<Option<String>, RegistryError> {
         if descriptor.size > MAX_DOCUMENT {
-            self.note(Flaw::TooLarge(descriptor.size));
+            self.note_flaw(Flaw::TooLarge(descriptor.size));
             return Ok(None);
         }
         let content = match content {
             Some(content) => content,
-            None => self.repository.manifest(descriptor).await?,
+            None => self.repository.fetch_manifest(descriptor).await?,
         };
         let Ok(manifest) = Manifest::parse(&content) else {
-            self.note(Flaw::Malformed("not a manifest".to_owned()));
+            self.note_flaw(Flaw::Malformed("not a manifest".to_owned()));
             return Ok(None);
         };
         let is_signature = |layer: &&Descriptor| {
             layer.media_type == simple::MEDIA_TYPE || layer.media_type.starts_with(bundle::MEDIA_TYPE)
         };
         let layers: Vec<&Descriptor> = manifest.layers.iter().filter(is_signature).collect();
-        self.count(layers.len());
+        self.note_count(layers.len());
         for layer in layers.into_iter().take(MAX_SIGNATURES) {
             match self.check_layer(layer).await? {
                 Ok(signer) => return Ok(Some(signer)),
-                Err(flaw) => self.note(flaw),
+                Err(flaw) => self.note_flaw(flaw),
             }
         }
         Ok(None)
@@ -195,12 +195,15 @@ impl<'a> Search<'a> {
             Ok(bundle) => bundle,
             Err(flaw) => return Ok(Err(flaw)),
         };
-        let manifest =
-            if bundle.needs_manifest() { Some(self.repository.manifest(self.image).await?) } else { None };
+        let manifest = if bundle.needs_manifest() {
+            Some(self.repository.fetch_manifest(self.image).await?)
+        } else {
+            None
+        };
         Ok(bundle.check(&self.image.digest, manifest.as_deref(), self.keys))
     }
 
-    fn note(&mut self, flaw: Flaw) {
+    fn note_flaw(&mut self, flaw: Flaw) {
         if self.worst.as_ref().is_none_or(|worst| *worst < flaw) {
             self.worst = Some(flaw);
         }
@@ -210,17 +213,17 @@ impl<'a> Search<'a> {
 /// Whether the same request may succeed later.
 fn may_pass(error: &RegistryError) -> bool {
     match error.kind {
-        Kind::NoConnection
-        | Kind::Unreachable
-        | Kind::TooSlow
-        | Kind::Server { .. }
-        | Kind::RateLimited { .. } => true,
-        Kind::Unauthorized
-        | Kind::NotFound
-        | Kind::PlatformMismatch
-        | Kind::Protocol
-        | Kind::DigestMismatch
-        | Kind::Unsupported => false,
+        ErrorKind::NoConnection
+        | ErrorKind::Unreachable
+        | ErrorKind::TooSlow
+        | ErrorKind::Server { .. }
+        | ErrorKind::RateLimited { .. } => true,
+        ErrorKind::Unauthorized
+        | ErrorKind::NotFound
+        | ErrorKind::PlatformMismatch
+        | ErrorKind::Protocol
+        | ErrorKind::DigestMismatch
+        | ErrorKind::Unsupported => false,
     }
 }
 

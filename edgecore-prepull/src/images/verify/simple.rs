@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use super::Flaw;
-use super::keys::Keys;
+use super::keys::SignerKeys;
 
 /// Format of the document.
 pub(super) const MEDIA_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
@@ -18,27 +18,32 @@ const TYPES: [&str; 2] = ["cosign container image signature", "atomic container 
 const MAX_SIGNATURE: usize = 1024;
 
 #[derive(Deserialize)]
-struct Document {
+struct SignedDocument {
     critical: Critical,
 }
 
 #[derive(Deserialize)]
 struct Critical {
-    image: Image,
+    image: SignedImage,
     #[serde(rename = "type")]
     kind: String,
 }
 
 #[derive(Deserialize)]
-struct Image {
+struct SignedImage {
     #[serde(rename = "docker-manifest-digest")]
     digest: String,
 }
 
 /// Checks that one of the keys has signed the document, and that it's about the image. Returns the key's fingerprint.
-pub(super) fn check(digest: &str, document: &[u8], signature: &str, keys: &Keys) -> Result<String, Flaw> {
+pub(super) fn check(
+    digest: &str,
+    document: &[u8],
+    signature: &str,
+    keys: &SignerKeys,
+) -> Result<String, Flaw> {
     let signer = keys.signer(document, &decode(signature)?).ok_or(Flaw::OtherKey)?;
-    let document: Document = serde_json::from_slice(document)
+    let document: SignedDocument = serde_json::from_slice(document)
         .map_err(|_| Flaw::Malformed("not a document of cosign".to_owned()))?;
     let Critical { image, kind } = document.critical;
     if !TYPES.contains(&kind.as_str()) {

@@ -7,7 +7,7 @@ use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, Ed25519KeyPa
 use serde_json::json;
 
 use super::bundle::{Bundle, SIGNED};
-use super::keys::Keys;
+use super::keys::SignerKeys;
 use super::{Flaw, simple};
 
 /// Made by cosign 2.5.0 and 3.1.1, with their own key pair and with an imported one of OpenSSL.
@@ -36,8 +36,8 @@ const BUNDLE_BY_ECDSA: &str =
 const BUNDLE_BY_ED25519: &str =
     "1UksPWY8E2fgSlDkmZv7tyqiEO7EepjFbjNQpfxxRJHs9CUuDnd88DovNvdbjw+s9wb13rpD/UOasQGSTvttBA==";
 
-fn keys(texts: &[&str]) -> Keys {
-    Keys::parse(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>()).unwrap()
+fn keys(texts: &[&str]) -> SignerKeys {
+    SignerKeys::parse(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>()).unwrap()
 }
 
 type Sign = Box<dyn Fn(&[u8]) -> Vec<u8>>;
@@ -244,7 +244,7 @@ fn an_unusable_key_is_named() {
         (vec![&many], "more than the 16th"),
     ] {
         let texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
-        let reason = Keys::parse(&texts).err().unwrap();
+        let reason = SignerKeys::parse(&texts).err().unwrap();
         assert!(reason.contains(expected), "{reason} {expected}");
     }
     let both = format!("{ECDSA}{ED25519}");

@@ -7,10 +7,10 @@ use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskId, TaskOut
 use prepull_api::wire::{Assign, OpenPhase, OpenTask, truncate_reason};
 
 use super::io::{AgentEffect, Execution, TaskEnd, send_accepted, send_result};
-use super::record::{TaskRecord, summary};
+use super::record::{TaskRecord, summarize_results};
 use super::time::Now;
 use super::windows::TaskTerms;
-use super::windows::{LOOK_AT_CLOCK, NodeClock};
+use super::windows::{LOOK_AT_CLOCK, NodeWindows};
 use crate::tasks::removal::RemovalRecord;
 
 /// Wait before we retry a failed write of a record: a full disk takes a while to empty, and a write costs next to
@@ -23,7 +23,7 @@ pub(super) struct TaskEntry {
     record: TaskRecord,
     /// Time of the acceptance. `None` for a task from before a restart: then only the wall clock gives its age.
     accepted: Option<Instant>,
-    stage: Stage,
+    stage: TaskStage,
     saving: Saving,
     /// Whether the last assignment had download terms.
     limited: bool,
@@ -33,7 +33,7 @@ pub(super) struct TaskEntry {
 
 /// Stages of a task in the agent; the diagram is in [`super`].
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(super) enum TaskStage {
     /// The first record is being written. The cloud doesn't know yet that the task arrived.
     Storing(TaskTerms),
     /// The task is from before a restart and waits for an `Assign` with the keys.
@@ -57,7 +57,7 @@ pub(super) enum Stage {
     Ended,
 }
 
-impl Stage {
+impl TaskStage {
     /// The stage for a person.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
@@ -89,9 +89,9 @@ enum Saving {
 
 impl TaskEntry {
     /// Creates a task from its first assignment.
-    pub(super) fn assigned(
+    pub(super) fn from_assignment(
         assign: Assign,
-        clock: &NodeClock,
+        clock: &NodeWindows,
         now: Now,
         effects: &mut Vec<AgentEffect>,
     ) -> Self {
@@ -100,7 +100,7 @@ impl TaskEntry {
         record.has_windows = terms.has_windows();
         let accepted = Some(now.monotonic);
         let limited = !terms.download.is_default();
-        let stage = Stage::Storing(terms);
+        let stage = TaskStage::Storing(terms);
         let mut entry =
             Self { record, accepted, stage, saving: Saving::Saved, limited, removal_waits: false };
         entry.save(effects);
@@ -108,11 +108,13 @@ impl TaskEntry {
     }
 
     /// Restores a task from the ledger after a restart.
-    pub(super) fn restored(record: TaskRecord, now: Now, effects: &mut Vec<AgentEffect>) -> Self {
+    pub(super) fn from_record(record: TaskRecord, now: Now, effects: &mut Vec<AgentEffect>) -> Self {
         let stage = if record.result.is_some() {
-            Stage::Ended
+            TaskStage::Ended
         } else {
-            Stage::NeedsKeys { deadline: (!record.has_windows).then(|| now.after(record.time_left(now))) }
+            TaskStage::NeedsKeys {
+                deadline: (!record.has_windows).then(|| now.moment_after(record.time_left(now))),
+            }
         };
         let all_ended = record.result.is_none()
             && record.task.removal.is_none()
@@ -122,9 +124,9 @@ impl TaskEntry {
         if all_ended {
             // The agent stopped between the last image and the result: no image needs a key any more.
             let images: Vec<_> = entry.record.images.iter().flatten().cloned().collect();
-            let (outcome, reason) = summary(&entry.record.task, &images);
+            let (outcome, reason) = summarize_results(&entry.record.task, &images);
             let check = entry.record.check.clone();
-            entry.end(TaskEnd { outcome, reason, check, images, removal: None }, now, effects);
+            entry.record_result(TaskEnd { outcome, reason, check, images, removal: None }, now, effects);
         }
         entry
     }
@@ -137,23 +139,23 @@ impl TaskEntry {
         &self.record
     }
 
-    pub(super) fn stage(&self) -> &Stage {
+    pub(super) fn stage(&self) -> &TaskStage {
         &self.stage
     }
 
     pub(super) fn is_running(&self) -> bool {
-        matches!(self.stage, Stage::Running)
+        matches!(self.stage, TaskStage::Running)
     }
 
     /// Describes the task for `Hello`. `None` if it isn't on disk yet: the cloud must assign it again.
     pub(super) fn open_task(&self) -> Option<OpenTask> {
         let phase = match self.stage {
-            Stage::Storing(_) => return None,
-            Stage::NeedsKeys { .. } => OpenPhase::NeedsKeys,
+            TaskStage::Storing(_) => return None,
+            TaskStage::NeedsKeys { .. } => OpenPhase::NeedsKeys,
             // A queued task counts as running, because the cloud needs to do nothing for it.
-            Stage::Queued { .. } | Stage::Running => OpenPhase::Running,
-            Stage::Ending if self.result_to_send().is_none() => OpenPhase::Running,
-            Stage::Ending | Stage::Ended => OpenPhase::Finished,
+            TaskStage::Queued { .. } | TaskStage::Running => OpenPhase::Running,
+            TaskStage::Ending if self.result_to_send().is_none() => OpenPhase::Running,
+            TaskStage::Ending | TaskStage::Ended => OpenPhase::Finished,
         };
         let limited = self.limited && phase == OpenPhase::Running;
         Some(OpenTask { task: self.record.id().clone(), phase, limited })
@@ -163,7 +165,7 @@ impl TaskEntry {
     /// and an acknowledgement is ignored: the write must not bring back a removed task.
     pub(super) fn result_to_send(&self) -> Option<&TaskResult> {
         match (&self.stage, &self.saving) {
-            (Stage::Ended, _) | (Stage::Ending, Saving::Failed { .. }) => self.record.result.as_ref(),
+            (TaskStage::Ended, _) | (TaskStage::Ending, Saving::Failed { .. }) => self.record.result.as_ref(),
             _ => None,
         }
     }
@@ -171,11 +173,11 @@ impl TaskEntry {
     /// Returns the moment at which the task needs a tick.
     pub(super) fn next_tick(&self, now: Now) -> Option<Instant> {
         let deadline = match &self.stage {
-            Stage::NeedsKeys { deadline } => *deadline,
-            Stage::Queued { terms, .. } if terms.has_windows() => {
-                Some(terms.deadline_at(now).min(now.after(LOOK_AT_CLOCK)))
+            TaskStage::NeedsKeys { deadline } => *deadline,
+            TaskStage::Queued { terms, .. } if terms.has_windows() => {
+                Some(terms.deadline_at(now).min(now.moment_after(LOOK_AT_CLOCK)))
             }
-            Stage::Queued { terms, .. } => Some(terms.deadline),
+            TaskStage::Queued { terms, .. } => Some(terms.deadline),
             _ => None,
         };
         let retry = match self.saving {
@@ -187,21 +189,23 @@ impl TaskEntry {
 
     /// Whether its result is known. For an ending task, it's sent as soon as the write has succeeded or failed.
     pub(super) fn has_result(&self) -> bool {
-        matches!(self.stage, Stage::Ending | Stage::Ended)
+        matches!(self.stage, TaskStage::Ending | TaskStage::Ended)
     }
 
     /// Takes the deadline of a repeated `Assign`, and returns all of its terms.
-    pub(super) fn read_terms(&mut self, assign: Assign, clock: &NodeClock, now: Now) -> TaskTerms {
+    pub(super) fn read_terms(&mut self, assign: Assign, clock: &NodeWindows, now: Now) -> TaskTerms {
         self.record.set_deadline(assign.remaining, now);
         TaskTerms::of_assignment(&self.record.task, assign, clock, now)
     }
 
     /// The node has other windows. The executor of a running task gets them from the caller.
-    pub(super) fn reclock(&mut self, clock: &NodeClock, now: Now, effects: &mut Vec<AgentEffect>) {
+    pub(super) fn reclock(&mut self, clock: &NodeWindows, now: Now, effects: &mut Vec<AgentEffect>) {
         match &mut self.stage {
-            Stage::Storing(terms) | Stage::Queued { terms, .. } => *terms = terms.under(clock, now),
-            Stage::NeedsKeys { .. } | Stage::Running => {}
-            Stage::Ending | Stage::Ended => return,
+            TaskStage::Storing(terms) | TaskStage::Queued { terms, .. } => {
+                *terms = terms.under_clock(clock, now)
+            }
+            TaskStage::NeedsKeys { .. } | TaskStage::Running => {}
+            TaskStage::Ending | TaskStage::Ended => return,
         }
         if !self.record.has_windows && !clock.own_openings().is_always() {
             self.record.has_windows = true;
@@ -215,34 +219,34 @@ impl TaskEntry {
         self.limited = !new_terms.download.is_default();
         self.save(effects);
         match &mut self.stage {
-            Stage::Storing(terms) => *terms = new_terms,
-            Stage::Queued { terms, .. } => {
+            TaskStage::Storing(terms) => *terms = new_terms,
+            TaskStage::Queued { terms, .. } => {
                 *terms = new_terms;
                 effects.push(send_accepted(self.record.id().clone()));
             }
-            Stage::NeedsKeys { .. } => {
-                self.stage = Stage::Queued { terms: new_terms, turn: new_turn };
+            TaskStage::NeedsKeys { .. } => {
+                self.stage = TaskStage::Queued { terms: new_terms, turn: new_turn };
                 effects.push(send_accepted(self.record.id().clone()));
             }
-            Stage::Running => {
+            TaskStage::Running => {
                 effects.push(AgentEffect::Renew(self.record.id().clone(), new_terms));
                 effects.push(send_accepted(self.record.id().clone()));
             }
-            Stage::Ending | Stage::Ended => {}
+            TaskStage::Ending | TaskStage::Ended => {}
         }
     }
 
     /// Ends the task, or has its executor end it.
     pub(super) fn cancel(&mut self, reason: &str, connected: bool, now: Now, effects: &mut Vec<AgentEffect>) {
         match self.stage {
-            Stage::Storing(_) | Stage::NeedsKeys { .. } | Stage::Queued { .. } => {
-                self.stop(TaskOutcome::Cancelled, &format!("cancelled: {reason}"), now, effects);
+            TaskStage::Storing(_) | TaskStage::NeedsKeys { .. } | TaskStage::Queued { .. } => {
+                self.end_unstarted(TaskOutcome::Cancelled, &format!("cancelled: {reason}"), now, effects);
             }
-            Stage::Running => {
+            TaskStage::Running => {
                 let reason = truncate_reason(reason);
                 effects.push(AgentEffect::Stop { task: self.record.id().clone(), reason });
             }
-            Stage::Ending | Stage::Ended => self.send_result(connected, effects),
+            TaskStage::Ending | TaskStage::Ended => self.send_result(connected, effects),
         }
     }
 
@@ -260,15 +264,15 @@ impl TaskEntry {
         } else {
             self.let_remove(effects);
         }
-        match std::mem::replace(&mut self.stage, Stage::Running) {
-            Stage::Storing(terms) => {
-                self.stage = Stage::Queued { terms, turn };
+        match std::mem::replace(&mut self.stage, TaskStage::Running) {
+            TaskStage::Storing(terms) => {
+                self.stage = TaskStage::Queued { terms, turn };
                 return true;
             }
             // The written record doesn't have the result yet; the next one does.
-            Stage::Ending if outdated => self.stage = Stage::Ending,
-            Stage::Ending => {
-                self.stage = Stage::Ended;
+            TaskStage::Ending if outdated => self.stage = TaskStage::Ending,
+            TaskStage::Ending => {
+                self.stage = TaskStage::Ended;
                 self.send_result(connected, effects);
             }
             other => self.stage = other,
@@ -278,7 +282,7 @@ impl TaskEntry {
 
     /// Schedules a retry of the failed write, and sends the result if that's what couldn't be written.
     pub(super) fn on_persist_failed(&mut self, connected: bool, now: Now, effects: &mut Vec<AgentEffect>) {
-        self.saving = Saving::Failed { retry_at: now.after(PERSIST_RETRY) };
+        self.saving = Saving::Failed { retry_at: now.moment_after(PERSIST_RETRY) };
         // A full disk is the very reason to remove images.
         self.let_remove(effects);
         self.send_result(connected, effects);
@@ -286,11 +290,11 @@ impl TaskEntry {
 
     /// Handles timeouts: ends a wait for keys, and retries a failed write.
     pub(super) fn on_tick(&mut self, now: Now, effects: &mut Vec<AgentEffect>) {
-        if let Stage::NeedsKeys { deadline: Some(deadline) } = self.stage
+        if let TaskStage::NeedsKeys { deadline: Some(deadline) } = self.stage
             && deadline <= now.monotonic
         {
             let reason = "the deadline passed while the restarted agent waited for the credentials";
-            self.stop(TaskOutcome::DeadlineExceeded, reason, now, effects);
+            self.end_unstarted(TaskOutcome::DeadlineExceeded, reason, now, effects);
         }
         if let Saving::Failed { retry_at } = self.saving
             && retry_at <= now.monotonic
@@ -302,8 +306,8 @@ impl TaskEntry {
 
     /// Hands a queued task to an executor.
     pub(super) fn start(&mut self, effects: &mut Vec<AgentEffect>) {
-        let terms = match std::mem::replace(&mut self.stage, Stage::Running) {
-            Stage::Queued { terms, .. } => terms,
+        let terms = match std::mem::replace(&mut self.stage, TaskStage::Running) {
+            TaskStage::Queued { terms, .. } => terms,
             other => {
                 self.stage = other;
                 return;
@@ -364,11 +368,15 @@ impl TaskEntry {
             }
         }
         let (check, removal) = (self.record.check.clone(), self.record.removal_result());
-        self.end(TaskEnd { outcome: TaskOutcome::Failed, reason, check, images, removal }, now, effects);
+        self.record_result(
+            TaskEnd { outcome: TaskOutcome::Failed, reason, check, images, removal },
+            now,
+            effects,
+        );
     }
 
     /// Ends a task that has no executor.
-    pub(super) fn stop(
+    pub(super) fn end_unstarted(
         &mut self,
         outcome: TaskOutcome,
         reason: &str,
@@ -381,11 +389,15 @@ impl TaskEntry {
         };
         let images = self.record.results_if_stopped(reason, code);
         let (check, removal) = (self.record.check.clone(), self.record.removal_result());
-        self.end(TaskEnd { outcome, reason: reason.to_owned(), check, images, removal }, now, effects);
+        self.record_result(
+            TaskEnd { outcome, reason: reason.to_owned(), check, images, removal },
+            now,
+            effects,
+        );
     }
 
     /// Puts the result into the record and writes it.
-    pub(super) fn end(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<AgentEffect>) {
+    pub(super) fn record_result(&mut self, end: TaskEnd, now: Now, effects: &mut Vec<AgentEffect>) {
         let TaskEnd { outcome, reason, check, mut images, removal } = end;
         // The executor doesn't know when the task was accepted; take the times from the record.
         for (image, known) in images.iter_mut().zip(&self.record.images) {
@@ -400,7 +412,7 @@ impl TaskEntry {
         self.record.images = Vec::new();
         self.record.removal = None;
         self.record.check = None;
-        self.stage = Stage::Ending;
+        self.stage = TaskStage::Ending;
         self.save(effects);
     }
 

@@ -2,13 +2,13 @@
 
 use prepull_api::download::Window;
 use prepull_api::task::{CheckOutcome, ImageResult, RemovalResult, Task, TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{Assign, EdgeMessage, Progress};
+use prepull_api::wire::{Assign, EdgeMessage, TaskProgress};
 
 use super::record::TaskRecord;
 use super::windows::TaskTerms;
 use crate::tasks::removal::RemovalRecord;
 
-/// Something that happened to the node, which [`Agent::handle`](super::Agent::handle) reacts to.
+/// Something that happened to the node, which [`TaskAgent::handle`](super::TaskAgent::handle) reacts to.
 #[derive(Debug)]
 pub enum AgentEvent {
     /// The agent has started, and the ledger holds these records. Comes before all other events.
@@ -42,7 +42,7 @@ pub enum AgentEvent {
     /// The executor has completed the checks of this task.
     Checked(TaskId, CheckOutcome),
     /// The executor reports progress of the images of a task.
-    Progress(Progress),
+    Progress(TaskProgress),
     /// The executor has finished an image.
     ImageEnded {
         /// The task that the image belongs to.
@@ -63,7 +63,7 @@ pub enum AgentEvent {
         /// Description of the panic.
         reason: String,
     },
-    /// The moment that [`Agent::next_tick`](super::Agent::next_tick) announced has come.
+    /// The moment that [`TaskAgent::next_tick`](super::TaskAgent::next_tick) announced has come.
     Tick,
 }
 

@@ -17,7 +17,7 @@ const TASKS: usize = 4;
 const IMAGES: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum ModelStep {
     /// The cloud assigns the task, or assigns it again.
     Assign(usize),
     Cancel(usize),
@@ -36,36 +36,36 @@ enum Step {
     Pass(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn any_step() -> impl Strategy<Value = ModelStep> {
     prop_oneof![
-        3 => (0..TASKS).prop_map(Step::Assign),
-        1 => (0..TASKS).prop_map(Step::Cancel),
-        6 => prop::bool::weighted(0.2).prop_map(Step::ToEdge),
-        6 => prop::bool::weighted(0.2).prop_map(Step::ToCloud),
-        8 => Just(Step::Ledger),
-        1 => Just(Step::LedgerFails),
-        8 => (0..TASKS).prop_map(Step::Execute),
-        2 => Just(Step::Connect),
-        1 => Just(Step::Disconnect),
-        1 => (0_usize..3).prop_map(Step::Kill),
-        1 => (1_u64..200).prop_map(Step::Pass),
+        3 => (0..TASKS).prop_map(ModelStep::Assign),
+        1 => (0..TASKS).prop_map(ModelStep::Cancel),
+        6 => prop::bool::weighted(0.2).prop_map(ModelStep::ToEdge),
+        6 => prop::bool::weighted(0.2).prop_map(ModelStep::ToCloud),
+        8 => Just(ModelStep::Ledger),
+        1 => Just(ModelStep::LedgerFails),
+        8 => (0..TASKS).prop_map(ModelStep::Execute),
+        2 => Just(ModelStep::Connect),
+        1 => Just(ModelStep::Disconnect),
+        1 => (0_usize..3).prop_map(ModelStep::Kill),
+        1 => (1_u64..200).prop_map(ModelStep::Pass),
     ]
 }
 
-enum Write {
+enum ModelWrite {
     Save(Box<TaskRecord>),
     Remove(TaskId),
 }
 
-struct World {
-    agent: Agent,
+struct FaultyWorld {
+    agent: TaskAgent,
     max_tasks: NonZeroU32,
     /// Tasks that are accepted and not started, in the order of their acceptance.
     queue: Vec<TaskId>,
     now: Now,
     connected: bool,
     disk: BTreeMap<TaskId, TaskRecord>,
-    writes: VecDeque<Write>,
+    writes: VecDeque<ModelWrite>,
     executors: HashMap<TaskId, (Box<Execution>, bool)>,
     to_edge: VecDeque<CloudMessage>,
     to_cloud: VecDeque<EdgeMessage>,
@@ -80,12 +80,12 @@ struct World {
     wanted: BTreeSet<TaskId>,
 }
 
-impl World {
+impl FaultyWorld {
     fn new(max_tasks: u32) -> Self {
         let max_tasks = max_tasks.try_into().unwrap();
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         Self {
-            agent: Agent::new(max_tasks),
+            agent: TaskAgent::new(max_tasks),
             max_tasks,
             queue: Vec::new(),
             now: Now { monotonic: Instant::now(), wall, boot: None },
@@ -107,7 +107,7 @@ impl World {
         task(&format!("job-{n}"), 1, IMAGES)
     }
 
-    fn on(&mut self, event: AgentEvent) {
+    fn feed_event(&mut self, event: AgentEvent) {
         for effect in self.agent.handle(event, self.now) {
             self.check(effect);
         }
@@ -118,7 +118,7 @@ impl World {
     /// Every running task ends, so every wait ends too.
     fn check_queue(&mut self) {
         let entries = self.agent.tasks.iter();
-        let waiting = entries.filter(|(_, entry)| matches!(entry.stage(), Stage::Queued { .. }));
+        let waiting = entries.filter(|(_, entry)| matches!(entry.stage(), TaskStage::Queued { .. }));
         let waiting: BTreeSet<_> = waiting.map(|(id, _)| id.clone()).collect();
         let places = self.max_tasks.get() as usize;
         assert!(waiting.is_empty() || self.executors.len() == places, "a free place, and {waiting:?} wait");
@@ -132,18 +132,22 @@ impl World {
         match effect {
             AgentEffect::Persist(record) => {
                 let id = record.id().clone();
-                let under_way = |write: &Write| matches!(write, Write::Save(other) if *other.id() == id);
+                let under_way =
+                    |write: &ModelWrite| matches!(write, ModelWrite::Save(other) if *other.id() == id);
                 assert!(!self.writes.iter().any(under_way), "one write of a task at a time");
-                self.writes.push_back(Write::Save(record));
+                self.writes.push_back(ModelWrite::Save(record));
             }
             AgentEffect::Forget(id) => {
                 self.accepted.remove(&id);
                 self.sent.remove(&id);
                 self.refused.remove(&id);
                 assert!(
-                    !self.writes.iter().any(|write| matches!(write, Write::Save(other) if *other.id() == id))
+                    !self
+                        .writes
+                        .iter()
+                        .any(|write| matches!(write, ModelWrite::Save(other) if *other.id() == id))
                 );
-                self.writes.push_back(Write::Remove(id));
+                self.writes.push_back(ModelWrite::Remove(id));
             }
             AgentEffect::Start(execution) => {
                 let id = execution.task.id.clone();
@@ -152,7 +156,7 @@ impl World {
                     assert!(known.is_none() || known == done, "an image that ended is not pulled again");
                 }
                 let waits =
-                    |other: &&TaskId| matches!(self.agent.tasks[*other].stage(), Stage::Queued { .. });
+                    |other: &&TaskId| matches!(self.agent.tasks[*other].stage(), TaskStage::Queued { .. });
                 let ahead = self.queue.iter().take_while(|other| **other != id).find(waits);
                 assert_eq!(ahead, None, "{id} starts, and this one has waited longer");
                 self.queue.retain(|other| *other != id);
@@ -190,33 +194,33 @@ impl World {
         }
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: ModelStep) {
         match step {
-            Step::Assign(n) => {
+            ModelStep::Assign(n) => {
                 let task = Self::task(n);
                 self.wanted.insert(task.id.clone());
                 if self.connected && !self.results.contains_key(&task.id) {
                     self.to_edge.push_back(CloudMessage::Assign(assign(task)));
                 }
             }
-            Step::Cancel(n) if self.connected => {
+            ModelStep::Cancel(n) if self.connected => {
                 self.to_edge
                     .push_back(CloudMessage::Cancel { task: Self::task(n).id, reason: "stop".to_owned() });
             }
-            Step::Cancel(_) => {}
-            Step::ToEdge(again) => self.edge_reads(again),
-            Step::ToCloud(again) => self.cloud_reads(again),
-            Step::Ledger => self.write(true),
-            Step::LedgerFails => self.write(false),
-            Step::Execute(n) => self.execute(&Self::task(n).id),
-            Step::Connect => self.connect(),
-            Step::Disconnect => {
+            ModelStep::Cancel(_) => {}
+            ModelStep::ToEdge(again) => self.edge_reads(again),
+            ModelStep::ToCloud(again) => self.cloud_reads(again),
+            ModelStep::Ledger => self.write(true),
+            ModelStep::LedgerFails => self.write(false),
+            ModelStep::Execute(n) => self.execute(&Self::task(n).id),
+            ModelStep::Connect => self.connect(),
+            ModelStep::Disconnect => {
                 self.connected = false;
                 self.to_edge.clear();
                 self.to_cloud.clear();
-                self.on(AgentEvent::Disconnected);
+                self.feed_event(AgentEvent::Disconnected);
             }
-            Step::Kill(written) => {
+            ModelStep::Kill(written) => {
                 for _ in 0..written {
                     self.write_only();
                 }
@@ -230,17 +234,17 @@ impl World {
                 self.connected = false;
                 self.to_edge.clear();
                 self.to_cloud.clear();
-                self.agent = Agent::new(self.max_tasks);
+                self.agent = TaskAgent::new(self.max_tasks);
                 self.queue.clear();
                 for task in &self.accepted {
                     assert!(self.disk.contains_key(task), "accepted, and gone after a restart");
                 }
-                self.on(AgentEvent::Loaded(self.disk.values().cloned().collect()));
+                self.feed_event(AgentEvent::Loaded(self.disk.values().cloned().collect()));
             }
-            Step::Pass(seconds) => {
+            ModelStep::Pass(seconds) => {
                 self.now.monotonic += Duration::from_secs(seconds);
                 self.now.wall += Duration::from_secs(seconds);
-                self.on(AgentEvent::Tick);
+                self.feed_event(AgentEvent::Tick);
             }
         }
     }
@@ -251,9 +255,9 @@ impl World {
             self.to_edge.push_back(message.clone());
         }
         match message {
-            CloudMessage::Assign(assign) => self.on(AgentEvent::Assign(assign)),
-            CloudMessage::ResultAck { task } => self.on(AgentEvent::ResultAck(task)),
-            CloudMessage::Cancel { task, reason } => self.on(AgentEvent::Cancel { task, reason }),
+            CloudMessage::Assign(assign) => self.feed_event(AgentEvent::Assign(assign)),
+            CloudMessage::ResultAck { task } => self.feed_event(AgentEvent::ResultAck(task)),
+            CloudMessage::Cancel { task, reason } => self.feed_event(AgentEvent::Cancel { task, reason }),
             other => unreachable!("{other:?}"),
         }
     }
@@ -271,12 +275,12 @@ impl World {
 
     fn write_only(&mut self) -> Option<TaskId> {
         match self.writes.pop_front()? {
-            Write::Save(record) => {
+            ModelWrite::Save(record) => {
                 let id = record.id().clone();
                 self.disk.insert(id.clone(), *record);
                 Some(id)
             }
-            Write::Remove(id) => {
+            ModelWrite::Remove(id) => {
                 self.disk.remove(&id);
                 None
             }
@@ -287,13 +291,13 @@ impl World {
         if works {
             if let Some(id) = self.write_only() {
                 self.refused.remove(&id);
-                self.on(AgentEvent::Persisted(id));
+                self.feed_event(AgentEvent::Persisted(id));
             }
-        } else if let Some(Write::Save(record)) = self.writes.front() {
+        } else if let Some(ModelWrite::Save(record)) = self.writes.front() {
             let task = record.id().clone();
             self.writes.pop_front();
             self.refused.insert(task.clone());
-            self.on(AgentEvent::PersistFailed { task, reason: "disk full".to_owned() });
+            self.feed_event(AgentEvent::PersistFailed { task, reason: "disk full".to_owned() });
         }
     }
 
@@ -302,7 +306,7 @@ impl World {
         match execution.done.iter().position(Option::is_none) {
             Some(index) if !*stopped => {
                 execution.done[index] = Some(pulled());
-                self.on(AgentEvent::ImageEnded { task: id.clone(), index, result: pulled() });
+                self.feed_event(AgentEvent::ImageEnded { task: id.clone(), index, result: pulled() });
             }
             rest => {
                 let (execution, _) = self.executors.remove(id).unwrap();
@@ -311,7 +315,7 @@ impl World {
                     execution.done.into_iter().map(|done| done.unwrap_or_else(|| stopped.clone())).collect();
                 let outcome = if rest.is_some() { TaskOutcome::Cancelled } else { TaskOutcome::Succeeded };
                 let end = TaskEnd { removal: None, outcome, reason: String::new(), check: None, images };
-                self.on(AgentEvent::Ended(id.clone(), end));
+                self.feed_event(AgentEvent::Ended(id.clone(), end));
             }
         }
     }
@@ -323,7 +327,7 @@ impl World {
         }
         let open = self.agent.open_tasks();
         self.connected = true;
-        self.on(AgentEvent::Connected);
+        self.feed_event(AgentEvent::Connected);
         for n in 0..TASKS {
             let task = Self::task(n);
             let phase = open.iter().find(|open| open.task == task.id).map(|open| open.phase);
@@ -335,22 +339,22 @@ impl World {
     }
 
     /// Completes all pending work, and asserts that nothing is left.
-    fn settle(&mut self) {
-        self.step(Step::Disconnect);
+    fn finish_all_work(&mut self) {
+        self.step(ModelStep::Disconnect);
         self.connect();
         for _ in 0..200 {
-            self.step(Step::Ledger);
-            self.step(Step::ToEdge(false));
-            self.step(Step::ToCloud(false));
-            (0..TASKS).for_each(|n| self.step(Step::Execute(n)));
+            self.step(ModelStep::Ledger);
+            self.step(ModelStep::ToEdge(false));
+            self.step(ModelStep::ToCloud(false));
+            (0..TASKS).for_each(|n| self.step(ModelStep::Execute(n)));
         }
         // One task may be left that the cloud no longer wants: it was refused after a failed write, and then a late
         // `Assign` was accepted. It ends by its deadline.
-        self.step(Step::Pass(PERSIST_RETRY.as_secs().max(300)));
+        self.step(ModelStep::Pass(PERSIST_RETRY.as_secs().max(300)));
         for _ in 0..50 {
-            self.step(Step::Ledger);
-            self.step(Step::ToEdge(false));
-            self.step(Step::ToCloud(false));
+            self.step(ModelStep::Ledger);
+            self.step(ModelStep::ToEdge(false));
+            self.step(ModelStep::ToCloud(false));
         }
         assert!(self.agent.is_empty(), "left in memory: {:?}", self.agent);
         assert!(self.disk.is_empty(), "left on the disk: {:?}", self.disk.keys());
@@ -367,13 +371,13 @@ proptest! {
     #[test]
     fn every_accepted_task_has_one_result(
         max_tasks in 1_u32..=3,
-        steps in prop::collection::vec(step(), 0..120),
+        steps in prop::collection::vec(any_step(), 0..120),
     ) {
-        let mut world = World::new(max_tasks);
-        world.on(AgentEvent::Loaded(Vec::new()));
+        let mut world = FaultyWorld::new(max_tasks);
+        world.feed_event(AgentEvent::Loaded(Vec::new()));
         for step in steps {
             world.step(step);
         }
-        world.settle();
+        world.finish_all_work();
     }
 }

@@ -8,18 +8,18 @@ use std::num::NonZeroU32;
 
 use prepull_api::task::{TaskId, TaskOutcome};
 
-use super::entry::{Stage, TaskEntry};
+use super::entry::{TaskEntry, TaskStage};
 use super::io::AgentEffect;
 use super::time::Now;
 
 /// The order of the queued tasks. The agent owns the tasks themselves.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct TaskQueue {
     max_tasks: NonZeroU32,
     last_turn: u64,
 }
 
-impl Queue {
+impl TaskQueue {
     pub(super) fn new(max_tasks: NonZeroU32) -> Self {
         Self { max_tasks, last_turn: 0 }
     }
@@ -51,7 +51,7 @@ impl Queue {
         let mut queued: Vec<_> = tasks
             .values_mut()
             .filter_map(|entry| match entry.stage() {
-                Stage::Queued { turn, .. } => Some((*turn, entry)),
+                TaskStage::Queued { turn, .. } => Some((*turn, entry)),
                 _ => None,
             })
             .collect();
@@ -64,14 +64,14 @@ impl Queue {
     /// Ends queued tasks past their deadline: they must not start any more.
     fn end_overdue(&self, tasks: &mut BTreeMap<TaskId, TaskEntry>, now: Now, effects: &mut Vec<AgentEffect>) {
         for entry in tasks.values_mut() {
-            if let Stage::Queued { terms, .. } = entry.stage()
+            if let TaskStage::Queued { terms, .. } = entry.stage()
                 && terms.is_over(now)
             {
                 let reason = format!(
                     "the deadline passed before the task started: the node runs at most {} at a time (--max-tasks)",
                     self.max_tasks
                 );
-                entry.stop(TaskOutcome::DeadlineExceeded, &reason, now, effects);
+                entry.end_unstarted(TaskOutcome::DeadlineExceeded, &reason, now, effects);
             }
         }
     }

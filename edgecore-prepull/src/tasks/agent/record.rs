@@ -116,15 +116,17 @@ impl TaskRecord {
     /// it's behind the record.
     pub(super) fn time_left(&self, now: Now) -> Duration {
         if let Some((set, now)) = self.deadline_set_boot.zip(now.boot) {
-            return now.since(set).map_or(self.remaining, |since| self.remaining.saturating_sub(since));
+            return now
+                .elapsed_since(set)
+                .map_or(self.remaining, |since| self.remaining.saturating_sub(since));
         }
         let deadline = self.deadline_set.plus(self.remaining);
-        if now.wall() < self.deadline_set { self.remaining } else { now.wall().until(deadline) }
+        if now.wall() < self.deadline_set { self.remaining } else { now.wall().time_until(deadline) }
     }
 
     /// Computes the time since the acceptance by the wall clock.
     pub(super) fn age(&self, now: WallClock) -> Duration {
-        self.accepted.until(now)
+        self.accepted.time_until(now)
     }
 
     /// What has become of the images to remove so far.
@@ -147,7 +149,7 @@ impl TaskRecord {
 }
 
 /// Sums up the results of the images: the outcome of the task, and a sentence for a person if an image failed.
-pub fn summary(task: &Task, images: &[ImageResult]) -> (TaskOutcome, String) {
+pub fn summarize_results(task: &Task, images: &[ImageResult]) -> (TaskOutcome, String) {
     let failed: Vec<_> =
         images.iter().zip(&task.images).filter(|(result, _)| !result.outcome.is_on_node()).collect();
     let Some((first, image)) = failed.first() else { return (TaskOutcome::Succeeded, String::new()) };

@@ -5,35 +5,42 @@ use std::time::{Duration, Instant};
 
 use prepull_api::download::DownloadTerms;
 use prepull_api::task::{ImageTask, Task};
-use prepull_api::wire::{Assign, Key};
+use prepull_api::wire::{Assign, PullKey};
 
 use super::time::Now;
-use super::windows::{Counted, NodeClock, TaskTerms};
+use super::windows::{CountedWindows, NodeWindows, TaskTerms};
 use crate::tasks::NOT_KNOWN;
 
 impl TaskTerms {
     /// The terms of a task without a cloud. Only time within the node's windows counts.
-    pub(crate) fn by_hand(keys: Vec<Arc<Key>>, time: Duration, clock: &NodeClock, now: Instant) -> Self {
+    pub(crate) fn by_hand(
+        keys: Vec<Arc<PullKey>>,
+        time: Duration,
+        clock: &NodeWindows,
+        now: Instant,
+    ) -> Self {
         let download = DownloadTerms::default();
-        let openings = clock.openings(&download);
-        let windows = (!openings.is_always()).then_some(Counted { since: now, openings });
+        let openings = clock.task_openings(&download);
+        let windows = (!openings.is_always()).then_some(CountedWindows { since: now, openings });
         Self { deadline: now + time, windows, keys, download: Arc::new(download) }
     }
 
     /// Takes the terms of an assignment, with one key per image of `task`, which is the task in the ledger. A key is
     /// used only for its own reference: if the cloud assigns the task again with other images, no credential reaches
     /// another image.
-    pub(super) fn of_assignment(task: &Task, assign: Assign, clock: &NodeClock, now: Now) -> Self {
-        let deadline = now.after(assign.remaining);
-        let openings = clock.openings(&assign.download);
-        let windows = (!openings.is_always()).then_some(Counted { since: now.monotonic, openings });
+    pub(super) fn of_assignment(task: &Task, assign: Assign, clock: &NodeWindows, now: Now) -> Self {
+        let deadline = now.moment_after(assign.remaining);
+        let openings = clock.task_openings(&assign.download);
+        let windows = (!openings.is_always()).then_some(CountedWindows { since: now.monotonic, openings });
         let Assign { task: sent, remaining: _, keys, download } = assign;
         let known = |key| match key {
-            Key::Other => Key::Unavailable { reason: format!("its kind of credentials is {NOT_KNOWN}") },
+            PullKey::Other => {
+                PullKey::Unavailable { reason: format!("its kind of credentials is {NOT_KNOWN}") }
+            }
             known => known,
         };
         let keys: Vec<_> = keys.into_iter().map(known).map(Arc::new).collect();
-        let unavailable = |reason: String| Arc::new(Key::Unavailable { reason });
+        let unavailable = |reason: String| Arc::new(PullKey::Unavailable { reason });
         let key = |(index, image): (usize, &ImageTask)| match sent.images.get(index) {
             Some(same) if same.reference == image.reference => {
                 keys.get(same.key as usize).cloned().unwrap_or_else(|| {

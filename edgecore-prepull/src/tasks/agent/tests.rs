@@ -7,7 +7,7 @@ use prepull_api::download::DownloadTerms;
 use prepull_api::task::{
     ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Removal, Task, TaskResult,
 };
-use prepull_api::wire::{Key, OpenPhase, Progress};
+use prepull_api::wire::{OpenPhase, PullKey, TaskProgress};
 
 use super::record::FORMAT_OF_REMOVALS;
 use super::*;
@@ -37,7 +37,7 @@ pub(super) fn task(job: &str, attempt: u32, images: usize) -> Task {
 pub(super) fn assign(task: Task) -> Assign {
     let credential =
         RegistryCredential { password: Sensitive::new("hunter2"), ..RegistryCredential::default() };
-    let keys = vec![Key::Credentials { credentials: vec![credential] }];
+    let keys = vec![PullKey::Credentials { credentials: vec![credential] }];
     Assign { task, remaining: Duration::from_secs(300), keys, download: DownloadTerms::default() }
 }
 
@@ -47,7 +47,7 @@ pub(super) fn pulled() -> ImageResult {
 
 /// An agent with a clock that the test sets.
 pub(super) struct Harness {
-    pub(super) agent: Agent,
+    pub(super) agent: TaskAgent,
     pub(super) now: Now,
 }
 
@@ -60,7 +60,7 @@ impl Harness {
     pub(super) fn with_max_tasks(max_tasks: u32) -> Self {
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let mut harness = Self {
-            agent: Agent::new(max_tasks.try_into().unwrap()),
+            agent: TaskAgent::new(max_tasks.try_into().unwrap()),
             now: Now { monotonic: Instant::now(), wall, boot: Some(BootTime { id: 1, millis: 5_000 }) },
         };
         assert_eq!(harness.on(AgentEvent::Connected), []);
@@ -96,7 +96,7 @@ impl Harness {
     }
 
     pub(super) fn restart(&mut self, records: Vec<TaskRecord>) -> Vec<AgentEffect> {
-        self.agent = Agent::new(self.agent.max_tasks());
+        self.agent = TaskAgent::new(self.agent.max_tasks());
         self.on(AgentEvent::Loaded(records))
     }
 }
@@ -188,7 +188,7 @@ fn a_reassigned_task_gets_new_terms_only() {
     else {
         panic!("{effects:?}")
     };
-    assert_eq!(record.deadline_set, WallClock::of(harness.now.wall));
+    assert_eq!(record.deadline_set, WallClock::from_system_time(harness.now.wall));
     assert_eq!(terms.deadline, harness.now.monotonic + Duration::from_secs(300));
 }
 
@@ -408,7 +408,7 @@ fn a_key_serves_only_its_reference() {
     let Some(AgentEffect::Start(execution)) = effects.last() else { panic!("{effects:?}") };
     assert_eq!(execution.task, old, "the accepted task is carried out");
     let kinds: Vec<_> =
-        execution.terms.keys.iter().map(|key| matches!(**key, Key::Credentials { .. })).collect();
+        execution.terms.keys.iter().map(|key| matches!(**key, PullKey::Credentials { .. })).collect();
     assert_eq!(kinds, [false, false, true]);
 }
 
@@ -431,8 +431,9 @@ fn a_crashed_executor_fails_its_task() {
 fn progress_needs_a_running_task_and_session() {
     let mut harness = Harness::new();
     let task = task("a", 1, 1);
-    let progress =
-        || AgentEvent::Progress(Progress { task: task.id.clone(), images: Vec::new(), waits: String::new() });
+    let progress = || {
+        AgentEvent::Progress(TaskProgress { task: task.id.clone(), images: Vec::new(), waits: String::new() })
+    };
     assert_eq!(harness.on(progress()), [], "unknown");
     harness.run(&task);
     assert!(matches!(harness.on(progress())[..], [AgentEffect::Send(EdgeMessage::Progress(_))]));

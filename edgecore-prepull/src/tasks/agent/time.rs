@@ -22,15 +22,15 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Now {
     pub(super) fn wall(self) -> WallClock {
-        WallClock::of(self.wall)
+        WallClock::from_system_time(self.wall)
     }
 
-    pub(super) fn after(self, duration: Duration) -> Instant {
+    pub(super) fn moment_after(self, duration: Duration) -> Instant {
         self.monotonic + duration.min(FAR)
     }
 
     /// The moment that is `duration` after an earlier one.
-    pub(super) fn since(self, earlier: Instant, duration: Duration) -> Instant {
+    pub(super) fn moment_since(self, earlier: Instant, duration: Duration) -> Instant {
         let passed = self.monotonic.saturating_duration_since(earlier);
         earlier + duration.min(passed + FAR)
     }
@@ -43,7 +43,7 @@ pub struct WallClock(pub u64);
 
 impl WallClock {
     /// Converts a system time; times before 1970 become 1970.
-    pub(crate) fn of(time: SystemTime) -> Self {
+    pub(crate) fn from_system_time(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
@@ -52,7 +52,7 @@ impl WallClock {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    pub(super) fn until(self, later: Self) -> Duration {
+    pub(super) fn time_until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0))
     }
 }

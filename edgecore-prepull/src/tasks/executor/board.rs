@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
+use prepull_api::task::{ByteProgress, ImageOutcome, ImagePhase, ImageProgress, ImageResult};
 use prepull_api::wire::truncate_reason;
 use tokio::time::Instant;
 
@@ -13,19 +13,19 @@ use crate::images::puller::PullError;
 /// One row per image of a task.
 #[derive(Debug)]
 pub(super) struct ImageBoard {
-    rows: Mutex<Vec<Row>>,
-    waits: Mutex<Waits>,
+    rows: Mutex<Vec<ImageRow>>,
+    waits: Mutex<WaitReason>,
 }
 
 /// The reason for which the whole task waits; empty if it doesn't.
 #[derive(Debug, Default)]
-struct Waits {
+struct WaitReason {
     current: String,
     reported: String,
 }
 
 #[derive(Clone, Debug)]
-struct Row {
+struct ImageRow {
     current: ImageProgress,
     reported: ImageProgress,
     result: Option<ImageResult>,
@@ -38,16 +38,16 @@ impl ImageBoard {
     pub(super) fn new(done: &[Option<ImageResult>]) -> Self {
         let row = |(index, result): (usize, &Option<ImageResult>)| {
             let initial = initial_progress(index);
-            let mut row = Row { current: initial.clone(), reported: initial, result: None, began: None };
+            let mut row = ImageRow { current: initial.clone(), reported: initial, result: None, began: None };
             if let Some(result) = result {
-                row.end(result.clone());
+                row.end_with(result.clone());
             }
             row
         };
         Self { rows: Mutex::new(done.iter().enumerate().map(row).collect()), waits: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Row>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<ImageRow>> {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,7 +95,7 @@ impl ImageBoard {
         });
     }
 
-    fn lock_waits(&self) -> MutexGuard<'_, Waits> {
+    fn lock_waits(&self) -> MutexGuard<'_, WaitReason> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -108,7 +108,7 @@ impl ImageBoard {
     }
 
     /// The reason for which the task waits; empty if it doesn't.
-    pub(super) fn waits(&self) -> String {
+    pub(super) fn wait_reason(&self) -> String {
         self.lock_waits().current.clone()
     }
 
@@ -116,21 +116,21 @@ impl ImageBoard {
     pub(super) fn take_new_waits(&self) -> bool {
         let mut waits = self.lock_waits();
         let is_new = waits.current != waits.reported;
-        let Waits { current, reported } = &mut *waits;
+        let WaitReason { current, reported } = &mut *waits;
         reported.clone_from(current);
         is_new
     }
 
-    pub(super) fn set_bytes(&self, index: usize, bytes: Bytes) {
+    pub(super) fn set_bytes(&self, index: usize, bytes: ByteProgress) {
         self.change(index, |current| current.bytes = Some(bytes));
     }
 
     /// Ends the image. Returns the result with the attempts and bytes of the board.
-    pub(super) fn end(&self, index: usize, mut result: ImageResult) -> ImageResult {
+    pub(super) fn end_image(&self, index: usize, mut result: ImageResult) -> ImageResult {
         if let Some(row) = self.lock().get_mut(index) {
             result.attempts = row.current.attempts;
             result.bytes = result.bytes.or(row.current.bytes);
-            row.end(result.clone());
+            row.end_with(result.clone());
         }
         result
     }
@@ -162,7 +162,7 @@ impl ImageBoard {
         why: &str,
         code_of: impl Fn(Option<FailureCode>) -> FailureCode,
     ) -> Vec<ImageResult> {
-        let result = |row: &Row| {
+        let result = |row: &ImageRow| {
             row.result.clone().unwrap_or_else(|| {
                 let ImageProgress { index: _, phase, bytes, attempts, reason, code } = &row.current;
                 let moment = match phase {
@@ -187,8 +187,8 @@ impl ImageBoard {
     }
 }
 
-impl Row {
-    fn end(&mut self, result: ImageResult) {
+impl ImageRow {
+    fn end_with(&mut self, result: ImageResult) {
         self.current.phase = ImagePhase::Done;
         self.current.attempts = result.attempts;
         self.current.bytes = result.bytes;

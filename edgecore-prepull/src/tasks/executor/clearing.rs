@@ -7,14 +7,16 @@ use prepull_api::wire::truncate_reason;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-use super::control::{TaskControl, changed};
+use super::control::{TaskControl, wait_for_change};
 use super::image::{FIRST_BACKOFF, ImagePulls, LAST_BACKOFF};
 use super::progress::TaskUpdate;
 use super::window::wait_until;
 use crate::backoff::Backoff;
 use crate::images::puller::{ErrorClass, HeldImage, PullError, Puller, Removed};
 use crate::tasks::agent::Execution;
-use crate::tasks::removal::{Node, PlannedRemoval, RemovalRecord, choose, kept, stays_by_now};
+use crate::tasks::removal::{
+    NodeHoldings, PlannedRemoval, RemovalRecord, choose_images, kept_image, stays_by_now,
+};
 
 /// Retries after an error other than an absent runtime, as for the checks: it's a problem of the node.
 const RETRIES: u32 = 3;
@@ -56,11 +58,11 @@ pub(super) async fn remove_images<P: Puller>(
         record
     } else {
         wait_until(true, control.clone(), &images.clock).await;
-        let mut patience = Patience::default();
+        let mut patience = RetryPatience::default();
         let record = loop {
-            match plan(images, execution, removal).await {
+            match plan_removal(images, execution, removal).await {
                 Ok(record) => break record,
-                Err(error) if !patience.wait(&error).await => break refused(removal, &error),
+                Err(error) if !patience.wait(&error).await => break all_failed(removal, &error),
                 Err(_) => {}
             }
         };
@@ -73,7 +75,7 @@ pub(super) async fn remove_images<P: Puller>(
         return;
     }
     while !control.borrow_and_update().may_remove {
-        changed(&mut control).await;
+        wait_for_change(&mut control).await;
     }
     for at in 0..record.planned.len() {
         let planned = &record.planned[at];
@@ -81,11 +83,11 @@ pub(super) async fn remove_images<P: Puller>(
             continue;
         }
         wait_until(true, control.clone(), &images.clock).await;
-        let mut patience = Patience::default();
+        let mut patience = RetryPatience::default();
         let end = loop {
-            match remove(images, execution, removal, planned).await {
+            match remove_one(images, execution, removal, planned).await {
                 Ok(end) => break end,
-                Err(error) if !patience.wait(&error).await => break failed(&planned.image, &error),
+                Err(error) if !patience.wait(&error).await => break failed_removal(&planned.image, &error),
                 Err(_) => {}
             }
         };
@@ -99,14 +101,15 @@ pub(super) async fn remove_images<P: Puller>(
 }
 
 /// Chooses the images, and weighs them.
-async fn plan<P: Puller>(
+async fn plan_removal<P: Puller>(
     images: &ImagePulls<P>,
     execution: &Execution,
     removal: &Removal,
 ) -> Result<RemovalRecord, PullError> {
     let held = images.puller.held_images().await?;
     let wanted = images.wanted.references_but(&execution.task.id);
-    let mut record = choose(removal, Node { held: &held, wanted: &wanted, now: images.clock.wall() });
+    let mut record =
+        choose_images(removal, NodeHoldings { held: &held, wanted: &wanted, now: images.clock.wall() });
     let ids: Vec<String> = record.planned.iter().map(|planned| planned.id.clone()).collect();
     if !ids.is_empty() {
         let weights = images.puller.weigh(&ids).await?;
@@ -118,7 +121,7 @@ async fn plan<P: Puller>(
 }
 
 /// Removes one image, unless something needs it by now. Pulls of its names wait for that.
-async fn remove<P: Puller>(
+async fn remove_one<P: Puller>(
     images: &ImagePulls<P>,
     execution: &Execution,
     removal: &Removal,
@@ -128,13 +131,13 @@ async fn remove<P: Puller>(
     // Before the runtime is asked what it has: none of its names moves to another image until this one is gone.
     let guards: Option<Vec<_>> = names.iter().map(|name| images.try_lock(name)).collect();
     if guards.is_none() {
-        return Ok(kept(image, KeepCode::Wanted, String::new()));
+        return Ok(kept_image(image, KeepCode::Wanted, String::new()));
     }
     let wanted = images.wanted.references_but(&execution.task.id);
     let mut stays = None;
     let agrees = |held: &[HeldImage]| {
         let now = images.clock.wall();
-        stays = stays_by_now(removal, Node { held, wanted: &wanted, now }, planned);
+        stays = stays_by_now(removal, NodeHoldings { held, wanted: &wanted, now }, planned);
         stays.is_none()
     };
     let ended = images.puller.remove(id, agrees).await?;
@@ -153,18 +156,18 @@ async fn remove<P: Puller>(
 }
 
 /// Waits between attempts.
-struct Patience {
+struct RetryPatience {
     backoff: Backoff,
     failures: u32,
 }
 
-impl Default for Patience {
+impl Default for RetryPatience {
     fn default() -> Self {
         Self { backoff: Backoff::new(FIRST_BACKOFF, LAST_BACKOFF), failures: 0 }
     }
 }
 
-impl Patience {
+impl RetryPatience {
     /// Waits until another attempt makes sense: always while the runtime doesn't answer, and a few times after other errors.
     /// Returns whether it does. The deadline of the task ends this.
     async fn wait(&mut self, error: &PullError) -> bool {
@@ -180,20 +183,20 @@ impl Patience {
     }
 }
 
-fn failed(image: &str, error: &PullError) -> ImageRemoval {
+fn failed_removal(image: &str, error: &PullError) -> ImageRemoval {
     let reason = truncate_reason(&error.message);
     let (image, outcome) = (image.to_owned(), RemovalOutcome::Failed);
     ImageRemoval { image, outcome, reason, ..ImageRemoval::default() }
 }
 
 /// Nothing could be chosen.
-fn refused(removal: &Removal, error: &PullError) -> RemovalRecord {
+fn all_failed(removal: &Removal, error: &PullError) -> RemovalRecord {
     let names = removal.images.iter().chain(&removal.repositories);
-    RemovalRecord { planned: Vec::new(), kept: names.map(|name| failed(name, error)).collect() }
+    RemovalRecord { planned: Vec::new(), kept: names.map(|name| failed_removal(name, error)).collect() }
 }
 
 /// The outcome of a removal that has ended, and why it failed, if it did.
-pub(super) fn summary(result: Option<&RemovalResult>) -> (TaskOutcome, String) {
+pub(super) fn summarize_removal(result: Option<&RemovalResult>) -> (TaskOutcome, String) {
     let images = result.map(|result| result.images.as_slice()).unwrap_or_default();
     let mut failed = images.iter().filter(|image| image.outcome == RemovalOutcome::Failed);
     match failed.next() {

@@ -7,10 +7,10 @@ use prepull_api::wire::truncate_reason;
 use super::board::ImageBoard;
 use super::clearing::{self, RemovalBoard};
 use crate::images::puller::PullError;
-use crate::tasks::agent::{Execution, TaskEnd, summary};
+use crate::tasks::agent::{Execution, TaskEnd, summarize_results};
 
 /// The end of an execution.
-pub(super) enum Ending {
+pub(super) enum ExecutionEnd {
     /// The checks failed, or every image has ended.
     Completed,
     /// The task was stopped, for this reason.
@@ -22,7 +22,7 @@ pub(super) enum Ending {
 /// Sums up outcome, reason and images. `trouble` is the error that kept the checks from ending, if any.
 pub(super) fn conclude(
     execution: &Execution,
-    ending: Ending,
+    ending: ExecutionEnd,
     check: Option<CheckOutcome>,
     trouble: Option<&PullError>,
     (board, removals): (&ImageBoard, &RemovalBoard),
@@ -42,7 +42,7 @@ pub(super) fn conclude(
         truncate_reason(&reason)
     };
     let (outcome, reason, images) = match ending {
-        Ending::Completed => {
+        ExecutionEnd::Completed => {
             if let Some(CheckOutcome { passed: false, reason }) = &check {
                 let mut images = board.results_if_stopped("", |_| FailureCode::CheckFailed);
                 for image in images.iter_mut().filter(|image| image.outcome == ImageOutcome::Stopped) {
@@ -54,17 +54,17 @@ pub(super) fn conclude(
                 // Every image has a result, so none becomes `Stopped`.
                 let images = board.results_if_stopped("stopped", |_| FailureCode::Internal);
                 let (outcome, reason) = match &execution.task.removal {
-                    Some(_) => clearing::summary(removal.as_ref()),
-                    None => summary(&execution.task, &images),
+                    Some(_) => clearing::summarize_removal(removal.as_ref()),
+                    None => summarize_results(&execution.task, &images),
                 };
                 (outcome, reason, images)
             }
         }
-        Ending::Stopped(reason) => {
+        ExecutionEnd::Stopped(reason) => {
             let images = board.results_if_stopped("cancelled", |_| FailureCode::Cancelled);
             (TaskOutcome::Cancelled, with_missing(&format!("cancelled: {reason}"), &images), images)
         }
-        Ending::DeadlineExceeded => {
+        ExecutionEnd::DeadlineExceeded => {
             // The error that delayed the image is more informative than the deadline.
             let trouble = trouble.map(|trouble| trouble.code);
             let images = board.results_if_stopped("the deadline passed", |last| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -22,15 +22,15 @@ pub struct TaskControl {
 }
 
 /// Returns the current key of an image: a later `Assign` may have replaced it.
-pub(super) fn current_key(control: &watch::Receiver<TaskControl>, index: usize) -> Arc<Key> {
+pub(super) fn current_key(control: &watch::Receiver<TaskControl>, index: usize) -> Arc<PullKey> {
     let key = control.borrow().terms.keys.get(index).cloned();
     key.unwrap_or_else(|| {
-        Arc::new(Key::Unavailable { reason: "the assignment has no key for this image".to_owned() })
+        Arc::new(PullKey::Unavailable { reason: "the assignment has no key for this image".to_owned() })
     })
 }
 
 /// Waits for a change. Waits forever if the sender is gone, since then the controls stay as they are.
-pub(super) async fn changed(control: &mut watch::Receiver<TaskControl>) {
+pub(super) async fn wait_for_change(control: &mut watch::Receiver<TaskControl>) {
     if control.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
@@ -42,7 +42,7 @@ pub(super) async fn wait_for_stop(mut control: watch::Receiver<TaskControl>) -> 
         if let Some(reason) = &control.borrow_and_update().stop {
             return reason.clone();
         }
-        changed(&mut control).await;
+        wait_for_change(&mut control).await;
     }
 }
 
@@ -51,12 +51,12 @@ pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>,
     let mut open = OpenClock::default();
     loop {
         let now = now(clock);
-        let (deadline, look) = open.look(&control.borrow_and_update().terms, now);
+        let (deadline, look) = open.update_deadline(&control.borrow_and_update().terms, now);
         if deadline <= now.monotonic {
             return;
         }
         tokio::select! {
-            () = changed(&mut control) => {}
+            () = wait_for_change(&mut control) => {}
             () = sleep_until(look.into()) => {}
         }
     }
@@ -64,12 +64,16 @@ pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>,
 
 /// When a pull that begins now fails: at the deadline of its task, or after its own limit. `None` where it must not help
 /// itself before: a cloud of release 0.1 says that the site has a limit, and not which one.
-pub(super) fn deadline(terms: &TaskTerms, limit: Option<Duration>, clock: &CloudClock) -> Option<Instant> {
+pub(super) fn pull_deadline(
+    terms: &TaskTerms,
+    limit: Option<Duration>,
+    clock: &CloudClock,
+) -> Option<Instant> {
     if terms.download.site_limited && terms.download.site_rate.is_none() {
         return None;
     }
     let now = now(clock);
-    let (deadline, _) = OpenClock::default().look(terms, now);
+    let (deadline, _) = OpenClock::default().update_deadline(terms, now);
     let own = limit.and_then(|limit| now.monotonic.checked_add(limit));
     Some(own.map_or(deadline, |own| own.min(deadline)).into())
 }

@@ -6,23 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
-use prepull_api::task::{Bytes, ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
-use prepull_api::wire::{Key, truncate_reason};
+use prepull_api::task::{ByteProgress, ImageOutcome, ImageResult, ImageTask, PullPolicy, TaskId};
+use prepull_api::wire::{PullKey, truncate_reason};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
 use super::context::TaskContext;
-use super::control::{current_key, deadline};
+use super::control::{current_key, pull_deadline};
 use super::locks::{RecentPull, ReferenceGuard, ReferenceLocks};
-use super::login::{Attempt, pull_with_key};
-use super::pinning::pin;
-use super::wanted::Wanted;
+use super::login::{PullAttempt, pull_with_key};
+use super::pinning::pin_image;
+use super::wanted::WantedImages;
 use super::window::{wait_for_other_way, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
 use crate::clock::CloudClock;
 use crate::images::providers::Providers;
 use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 use crate::tasks::NOT_KNOWN;
 
 /// First ceiling of the wait between two attempts, which doubles with each failure.
@@ -51,9 +51,9 @@ pub(super) struct ImagePulls<P> {
     /// One permit per concurrent pull on the node.
     node_permits: Semaphore,
     locks: ReferenceLocks,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: WantedImages,
     /// Counts failed attempts.
-    pub(super) metrics: Option<Arc<Metrics>>,
+    pub(super) metrics: Option<Arc<AgentMetrics>>,
     /// Whether unfinished pulls may have left content in the runtime, also before a restart.
     leftovers: AtomicBool,
 }
@@ -65,12 +65,12 @@ impl<P: Puller> ImagePulls<P> {
         Self {
             puller,
             providers: Arc::default(),
-            random: backoff::random,
+            random: backoff::random_fraction,
             clock: Arc::default(),
             parallel,
             node_permits: Semaphore::new(parallel),
             locks: ReferenceLocks::default(),
-            wanted: Wanted::default(),
+            wanted: WantedImages::default(),
             metrics: None,
             leftovers: AtomicBool::new(true),
         }
@@ -150,7 +150,7 @@ impl<P: Puller> ImagePulls<P> {
                 {
                     failures += 1;
                 }
-                _ => break failed(&error),
+                _ => break failed_result(&error),
             }
             // At least half of the ceiling, so that we don't give up on a restarting registry within a second. It's
             // added to the wait that the registry requests from the whole fleet at the same time.
@@ -161,8 +161,8 @@ impl<P: Puller> ImagePulls<P> {
             board.begin_backoff(index, &error);
             sleep(wait).await;
         };
-        pin(&*self.puller, context, image, &mut result).await;
-        board.end(index, result)
+        pin_image(&*self.puller, context, image, &mut result).await;
+        board.end_image(index, result)
     }
 
     /// Whether all of these images are present and need no request to a registry.
@@ -214,7 +214,7 @@ impl<P: Puller> ImagePulls<P> {
             PullPolicy::Never => {}
             PullPolicy::Other => return Err(unknown_policy()),
             PullPolicy::IfNotPresent => {
-                let is_open = context.control.borrow().terms.state(self.clock.wall()).is_open;
+                let is_open = context.control.borrow().terms.window_state(self.clock.wall()).is_open;
                 if !is_open && let Some(present) = self.puller.look_up(&image.reference).await? {
                     return Ok(Some(already_present(present)));
                 }
@@ -226,8 +226,8 @@ impl<P: Puller> ImagePulls<P> {
         // The lock comes first: an image that waits for another pull of the same reference must not hold a permit that
         // a different image could use.
         let mut recent = self.locks.lock(&image.reference).await;
-        let of_task = acquire(&context.task_permits).await;
-        let of_node = acquire(&self.node_permits).await;
+        let of_task = acquire_permit(&context.task_permits).await;
+        let of_node = acquire_permit(&self.node_permits).await;
 
         let key = current_key(&context.control, index);
         match image.policy {
@@ -254,17 +254,17 @@ impl<P: Puller> ImagePulls<P> {
         }
 
         // Only now: an image that's present needs no key.
-        if let Key::Unavailable { reason } = &*key {
+        if let PullKey::Unavailable { reason } = &*key {
             let error = PullError::new(ErrorClass::Permanent, reason);
             return Err(error.with_code(FailureCode::SecretUnusable));
         }
 
         let (download, deadline) = {
             let terms = &context.control.borrow().terms;
-            if !terms.state(self.clock.wall()).is_open {
+            if !terms.window_state(self.clock.wall()).is_open {
                 return Ok(None);
             }
-            (terms.download.clone(), deadline(terms, image.timeout, &self.clock))
+            (terms.download.clone(), pull_deadline(terms, image.timeout, &self.clock))
         };
         let terms = PullTerms {
             bucket: Some(context.bucket),
@@ -279,11 +279,11 @@ impl<P: Puller> ImagePulls<P> {
         let (board, arrived, asking) = (context.board, watch::Sender::new(false), AtomicBool::new(false));
         self.note_leftovers();
         board.begin_attempt(index);
-        let progress = |bytes: Bytes| {
+        let progress = |bytes: ByteProgress| {
             board.set_bytes(index, bytes);
             arrived.send_replace(bytes.total > 0 && bytes.done >= bytes.total);
         };
-        let pull = Attempt { puller: &*self.puller, image, terms, progress: &progress };
+        let pull = PullAttempt { puller: &*self.puller, image, terms, progress: &progress };
         let pull = pull_with_key(pull, &self.providers, &key, &asking);
         let interrupted = async {
             tokio::select! {
@@ -294,7 +294,7 @@ impl<P: Puller> ImagePulls<P> {
         let pulled = tokio::select! {
             // Biased: a pull that ends at the very moment when the window closes has ended.
             biased;
-            pulled = within(image.timeout, &asking, pull) => pulled,
+            pulled = within_limit(image.timeout, &asking, pull) => pulled,
             () = interrupted => {
                 board.interrupt_attempt(index);
                 return Ok(None);
@@ -322,7 +322,7 @@ impl<P: Puller> ImagePulls<P> {
 }
 
 /// Limits one attempt to `timeoutSeconds`. Dropping the attempt stops the pull in the runtime; the next one resumes it.
-async fn within<T>(
+async fn within_limit<T>(
     limit: Option<Duration>,
     asking: &AtomicBool,
     attempt: impl Future<Output = Result<T, PullError>>,
@@ -337,12 +337,12 @@ async fn within<T>(
     })
 }
 
-async fn acquire(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
+async fn acquire_permit(permits: &Semaphore) -> Option<SemaphorePermit<'_>> {
     // This can't fail: an error would mean a closed semaphore, and we never close these.
     permits.acquire().await.ok()
 }
 
-fn failed(error: &PullError) -> ImageResult {
+fn failed_result(error: &PullError) -> ImageResult {
     ImageResult {
         reason: truncate_reason(&error.message),
         code: Some(error.code),
@@ -370,7 +370,7 @@ fn on_node(
     outcome: ImageOutcome,
     digest: Option<String>,
     id: Option<String>,
-    bytes: Option<Bytes>,
+    bytes: Option<ByteProgress>,
 ) -> ImageResult {
     ImageResult { digest, id, bytes, ..ImageResult::new(outcome) }
 }

@@ -7,7 +7,7 @@ use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
 use super::image::ImagePulls;
-use crate::config::{Amount, Limits};
+use crate::config::{Amount, CheckLimits};
 use crate::images::puller::Puller;
 
 /// Interval of looking for leftovers, while there may be any. The kubelet waits for minutes before it evicts pods from
@@ -21,7 +21,7 @@ const ROOM: Amount = Amount::Percent(15);
 /// the room.
 pub(super) async fn keep_tidy<P: Puller>(
     images: &ImagePulls<P>,
-    limits: &Limits,
+    limits: &CheckLimits,
     kept: impl Fn() -> Duration,
 ) -> Infallible {
     loop {
@@ -39,7 +39,7 @@ pub(super) async fn keep_tidy<P: Puller>(
     }
 }
 
-fn is_short(disk: &Filesystem, limits: &Limits) -> bool {
+fn is_short(disk: &Filesystem, limits: &CheckLimits) -> bool {
     let [room, least] = [ROOM, limits.disk_min_free].map(|amount| amount.in_bytes(disk.capacity));
     disk.available < room.max(least)
 }

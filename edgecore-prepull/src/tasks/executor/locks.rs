@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::by_key::ByKey;
@@ -11,7 +11,7 @@ use crate::images::puller::Pulled;
 /// The last completed pull, for others that waited for the same reference.
 #[derive(Debug)]
 pub(super) struct RecentPull {
-    key: Arc<Key>,
+    key: Arc<PullKey>,
     pulled: Pulled,
 }
 
@@ -25,22 +25,22 @@ pub(super) struct ReferenceLocks(ByKey<Mutex<Option<RecentPull>>>);
 impl ReferenceLocks {
     /// Waits until no other pull of the reference is running.
     pub(super) async fn lock(&self, reference: &str) -> ReferenceGuard {
-        self.0.of(reference).lock_owned().await
+        self.0.shared_value(reference).lock_owned().await
     }
 
     /// Returns `None` if a pull of the reference is running.
     pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
-        self.0.of(reference).try_lock_owned().ok()
+        self.0.shared_value(reference).try_lock_owned().ok()
     }
 }
 
 impl RecentPull {
-    pub(super) fn new(key: &Arc<Key>, pulled: &Pulled) -> Self {
+    pub(super) fn new(key: &Arc<PullKey>, pulled: &Pulled) -> Self {
         Self { key: key.clone(), pulled: pulled.clone() }
     }
 
     /// Returns the pull if it used the same key. With another key we must ask the registry, which may refuse.
-    pub(super) fn if_pulled_with(&self, key: &Key) -> Option<&Pulled> {
+    pub(super) fn if_pulled_with(&self, key: &PullKey) -> Option<&Pulled> {
         (*self.key == *key).then_some(&self.pulled)
     }
 }

@@ -7,13 +7,13 @@ use prepull_api::credentials::RegistryCredential;
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::ImageTask;
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 
-use crate::images::providers::{Answer, Providers};
+use crate::images::providers::{Providers, ProvidersAnswer};
 use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, PullTerms, Pulled, Puller};
 
 /// One attempt at an image.
-pub(super) struct Attempt<'a, P> {
+pub(super) struct PullAttempt<'a, P> {
     pub(super) puller: &'a P,
     pub(super) image: &'a ImageTask,
     pub(super) terms: PullTerms<'a>,
@@ -23,16 +23,16 @@ pub(super) struct Attempt<'a, P> {
 /// Makes an attempt: pulls with each credential, until the registry accepts one. Sets `asking` while it waits
 /// for a credential provider.
 pub(super) async fn pull_with_key<P: Puller>(
-    attempt: Attempt<'_, P>,
+    attempt: PullAttempt<'_, P>,
     providers: &Providers,
-    key: &Key,
+    key: &PullKey,
     asking: &AtomicBool,
 ) -> Result<Pulled, PullError> {
     let mut logins = Logins {
         attempt,
         of_key: match key {
-            Key::Credentials { credentials } => credentials.iter().collect(),
-            Key::Anonymous { .. } | Key::Unavailable { .. } | Key::Other => Vec::new(),
+            PullKey::Credentials { credentials } => credentials.iter().collect(),
+            PullKey::Anonymous { .. } | PullKey::Unavailable { .. } | PullKey::Other => Vec::new(),
         },
         of_providers: Vec::new(),
         refusal: None,
@@ -42,11 +42,11 @@ pub(super) async fn pull_with_key<P: Puller>(
             return Ok(pulled);
         }
     }
-    let mut answer = Answer::default();
+    let mut answer = ProvidersAnswer::default();
     if let Some(pulled) = pull_with_providers(&mut logins, providers, &mut answer, asking).await? {
         return Ok(pulled);
     }
-    let has_credential = matches!(key, Key::Credentials { .. }) || !logins.of_providers.is_empty();
+    let has_credential = matches!(key, PullKey::Credentials { .. }) || !logins.of_providers.is_empty();
     if !has_credential && let Some(pulled) = logins.pull(None).await? {
         return Ok(pulled);
     }
@@ -55,7 +55,7 @@ pub(super) async fn pull_with_key<P: Puller>(
 
 /// The credentials that one attempt has tried, and the registry's answer.
 struct Logins<'a, P> {
-    attempt: Attempt<'a, P>,
+    attempt: PullAttempt<'a, P>,
     /// Credentials of the key.
     of_key: Vec<&'a RegistryCredential>,
     /// Credentials of providers that the registry has refused.
@@ -67,7 +67,7 @@ struct Logins<'a, P> {
 impl<P: Puller> Logins<'_, P> {
     /// Returns `None` if the registry refuses the credential: another one may be accepted.
     async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
-        let Attempt { puller, image, terms, progress } = &self.attempt;
+        let PullAttempt { puller, image, terms, progress } = &self.attempt;
         let sandbox = image.sandbox.as_ref();
         let request =
             PullRequest { credential, sandbox, terms: *terms, ..PullRequest::new(&image.reference) };
@@ -105,7 +105,7 @@ impl<P: Puller> Logins<'_, P> {
 async fn pull_with_providers<P: Puller>(
     logins: &mut Logins<'_, P>,
     providers: &Providers,
-    answer: &mut Answer,
+    answer: &mut ProvidersAnswer,
     asking: &AtomicBool,
 ) -> Result<Option<Pulled>, PullError> {
     let Ok(reference) = Reference::parse(&logins.attempt.image.reference) else { return Ok(None) };
@@ -137,7 +137,7 @@ async fn pull_with_providers<P: Puller>(
 }
 
 /// Adds the tried credentials, and the providers without one, to the refusal.
-fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> PullError {
+fn explain_refusal<P>(logins: &Logins<'_, P>, key: &PullKey, answer: &ProvidersAnswer) -> PullError {
     let Logins { of_key, of_providers, refusal, .. } = logins;
     let Some(PullError { class, code, message, retry_after: _ }) = refusal else {
         let message = "the secret of the image has no credential for its registry";
@@ -154,7 +154,7 @@ fn explain_refusal<P>(logins: &Logins<'_, P>, key: &Key, answer: &Answer) -> Pul
             notes.push(format!("credentials tried: {of_key}{of_providers} of credential provider {names}"));
         }
     }
-    if let (Key::Anonymous { note }, true) = (key, refused) {
+    if let (PullKey::Anonymous { note }, true) = (key, refused) {
         match (of_providers.is_empty(), note.is_empty()) {
             (true, true) => notes.push("pulled anonymously: no secret is named for this image".to_owned()),
             (true, false) => notes.push(format!("pulled anonymously: {note}")),

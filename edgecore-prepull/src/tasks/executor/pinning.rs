@@ -14,7 +14,7 @@ const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), 
 
 /// Pins the image of a result for its task, and records whether the runtime reports the pin. A missing pin doesn't fail
 /// the image.
-pub(super) async fn pin<P: Puller>(
+pub(super) async fn pin_image<P: Puller>(
     puller: &P,
     context: &TaskContext<'_>,
     image: &ImageTask,

@@ -93,7 +93,7 @@ pub(super) async fn send_progress(
         if let Ok(permit) = updates.try_reserve() {
             let images = board.take_changes();
             if board.take_new_waits() || !images.is_empty() {
-                permit.send(TaskUpdate::Progress { images, waits: board.waits() });
+                permit.send(TaskUpdate::Progress { images, waits: board.wait_reason() });
             }
         }
         sleep(pace.interval()).await;

@@ -11,9 +11,9 @@ use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::download::{DownloadTerms, Verification, VerificationMode};
 use prepull_api::failure::FailureCode as Is;
 use prepull_api::task::{
-    Bytes, ImagePhase, ImageTask, JobUid, PullPolicy, PulledBy, SandboxMetadata, Task, TaskId,
+    ByteProgress, ImagePhase, ImageTask, JobUid, PullPolicy, PulledBy, SandboxMetadata, Task, TaskId,
 };
-use prepull_api::wire::Key;
+use prepull_api::wire::PullKey;
 use tokio::time::Instant;
 
 use super::*;
@@ -44,7 +44,7 @@ fn execution(images: Vec<ImageTask>) -> Execution {
         done: vec![None; images.len()],
         terms: TaskTerms {
             deadline: (Instant::now() + Duration::from_secs(300)).into_std(),
-            keys: images.iter().map(|_| Arc::new(Key::anonymous())).collect(),
+            keys: images.iter().map(|_| Arc::new(PullKey::anonymous())).collect(),
             download: Arc::default(),
             windows: None,
         },
@@ -59,14 +59,14 @@ fn execution(images: Vec<ImageTask>) -> Execution {
     }
 }
 
-fn credentials(passwords: &[&str]) -> Arc<Key> {
+fn credentials(passwords: &[&str]) -> Arc<PullKey> {
     let credential = |password: &&str| RegistryCredential {
         server: "r.example".to_owned(),
         username: Sensitive::new("u"),
         password: Sensitive::new(*password),
         ..RegistryCredential::default()
     };
-    Arc::new(Key::Credentials { credentials: passwords.iter().map(credential).collect() })
+    Arc::new(PullKey::Credentials { credentials: passwords.iter().map(credential).collect() })
 }
 
 /// A running execution.
@@ -77,7 +77,7 @@ struct Run {
 }
 
 fn executor(fake: &Arc<Fake>) -> Arc<Executor<Fake>> {
-    let mut executor = Executor::new(fake.clone(), NonZeroUsize::new(2).unwrap(), Limits::default());
+    let mut executor = Executor::new(fake.clone(), NonZeroUsize::new(2).unwrap(), CheckLimits::default());
     executor.images.random = || 1.0;
     Arc::new(executor)
 }
@@ -316,7 +316,7 @@ async fn an_unavailable_key_fails_its_image() {
     let fake = Fake::new();
     let mut execution = execution(vec![always("a"), always("b")]);
     let reason = "secret default/a is missing".to_owned();
-    execution.terms.keys[0] = Arc::new(Key::Unavailable { reason: reason.clone() });
+    execution.terms.keys[0] = Arc::new(PullKey::Unavailable { reason: reason.clone() });
     let end = run(&fake, execution).await;
     assert_eq!((outcomes(&end), &end.images[0].reason), (vec![Failed, New], &reason));
     assert_eq!(fake.pulls(), ["b"]);
@@ -335,7 +335,7 @@ async fn a_present_image_needs_no_key() {
     ];
     let mut execution = execution(images);
     let reason = "secret default/a is missing".to_owned();
-    let unavailable = Arc::new(Key::Unavailable { reason: reason.clone() });
+    let unavailable = Arc::new(PullKey::Unavailable { reason: reason.clone() });
     execution.terms.keys = vec![unavailable; 5];
     let end = run(&fake, execution).await;
     assert_eq!(outcomes(&end), [Already, Already, Failed, Failed, Failed]);
@@ -373,7 +373,7 @@ async fn what_is_on_the_disk_isnt_flushed_again() {
 async fn flushing_holds_no_permit() {
     let fake = Fake::new();
     fake.state.lock().unwrap().flush_takes = Duration::from_secs(60);
-    let executor = Arc::new(Executor::new(fake.clone(), NonZeroUsize::MIN, Limits::default()));
+    let executor = Arc::new(Executor::new(fake.clone(), NonZeroUsize::MIN, CheckLimits::default()));
     let begun = Instant::now();
     let end = run_on(&executor, execution(["a", "b", "c", "d"].map(always).into())).await;
     assert_eq!(outcomes(&end), [New; 4]);
@@ -450,7 +450,7 @@ async fn a_stop_gives_up_running_pulls() {
     let end = run.end.await.unwrap();
     assert_eq!(begun.elapsed().as_millis(), 60_500);
     assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::Cancelled, vec![New, Stopped, New, New]));
-    assert_eq!(end.images[1].bytes, Some(Bytes { done: 50, total: 100 }));
+    assert_eq!(end.images[1].bytes, Some(ByteProgress { done: 50, total: 100 }));
     assert_eq!(end.reason, "cancelled: job deleted; 1 of 4 images are missing");
     let state = fake.state.lock().unwrap();
     assert_eq!(
@@ -632,7 +632,7 @@ async fn a_note_explains_only_a_refusal() {
     fake.script("gone", [Act::Fail(ErrorClass::NotFound, "not found")]);
     let mut execution = execution(vec![always("locked"), always("gone")]);
     let note = "secret default/a has no entry for r.example".to_owned();
-    let key = Arc::new(Key::Anonymous { note });
+    let key = Arc::new(PullKey::Anonymous { note });
     execution.terms.keys = vec![key.clone(), key];
     let end = run(&fake, execution).await;
     assert_eq!(
@@ -662,7 +662,8 @@ async fn a_stopped_image_has_its_last_code() {
 async fn local_failures_have_their_own_codes() {
     let fake = Fake::new();
     let mut execution = execution(vec![image("absent", PullPolicy::Never, 0), always("locked")]);
-    execution.terms.keys[1] = Arc::new(Key::Unavailable { reason: "secret a/b does not exist".to_owned() });
+    execution.terms.keys[1] =
+        Arc::new(PullKey::Unavailable { reason: "secret a/b does not exist".to_owned() });
     let end = run(&fake, execution).await;
     let codes: Vec<_> = end.images.iter().map(|image| image.code.unwrap()).collect();
     assert_eq!(codes, [Is::NotPresent, Is::SecretUnusable]);
@@ -766,8 +767,8 @@ async fn a_result_has_the_kubelets_reason() {
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["there".to_owned()];
     fake.script("broken", [Act::Fail(ErrorClass::NotFound, "not found")]);
-    let executor = Executor::new(fake, NonZeroUsize::new(2).unwrap(), Limits::default())
-        .with_kubelet_records(KubeletRecords::below(root.path()));
+    let executor = Executor::new(fake, NonZeroUsize::new(2).unwrap(), CheckLimits::default())
+        .with_kubelet_records(KubeletRecords::in_root_dir(root.path()));
     let images = vec![always("pulled"), image("there", PullPolicy::IfNotPresent, 0), always("broken")];
     let mut run = start(&Arc::new(executor), execution(images));
     let end = (&mut run.end).await.unwrap();

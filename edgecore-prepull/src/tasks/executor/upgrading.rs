@@ -19,7 +19,7 @@ use super::window::wait_until;
 use super::{Executor, log_end, open_images};
 use crate::images::puller::Puller;
 use crate::tasks::agent::Execution;
-use crate::upgrade::{MOST_BYTES, PATH, Stage, Upgrades};
+use crate::upgrade::{MOST_BYTES, PATH, UpgradeStage, Upgrades};
 
 /// How often we look whether a trial has ended. It takes seconds to minutes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ impl<P: Puller> Executor<P> {
             code: Some(FailureCode::UpgradeFailed),
             ..ImageResult::new(ImageOutcome::Failed)
         });
-        let mut result = context.board.end(index, result);
+        let mut result = context.board.end_image(index, result);
         result.took = context.board.time_since_first_attempt(index);
         log_end(image, &result);
         // The receiver is gone when the agent stops.
@@ -59,13 +59,13 @@ impl<P: Puller> Executor<P> {
     ) -> anyhow::Result<ImageResult> {
         loop {
             match upgrades.stage(context.task)? {
-                Stage::New => break,
-                Stage::OnTrial => sleep(LOOK).await,
-                Stage::Proved => return Ok(self.find_present(image).await),
-                Stage::WentBack(reason) => bail!(reason),
+                UpgradeStage::New => break,
+                UpgradeStage::OnTrial => sleep(LOOK).await,
+                UpgradeStage::Proved => return Ok(self.find_present(image).await),
+                UpgradeStage::WentBack(reason) => bail!(reason),
             }
         }
-        context.verification = Some(upgrades.prepare(upgrade)?);
+        context.verification = Some(upgrades.check_upgradable(upgrade)?);
         // What is present may not have been verified by the key of this machine.
         let image = ImageTask { policy: PullPolicy::Always, ..image.clone() };
         let mut result = self.images.pull(context, index, &image).await;
@@ -76,8 +76,8 @@ impl<P: Puller> Executor<P> {
         let reference = &image.reference;
         let read = self.images.puller.read_file(reference, PATH, MOST_BYTES).await;
         let program = read.map_err(|why| anyhow!("cannot take /{PATH} out of the image: {why}"))?;
-        if upgrades.begin(context.task, reference, &program, upgrade).await? {
-            upgrades.restart();
+        if upgrades.begin_trial(context.task, reference, &program, upgrade).await? {
+            upgrades.request_restart();
             pending::<()>().await;
         }
         "its program runs already".clone_into(&mut result.reason);

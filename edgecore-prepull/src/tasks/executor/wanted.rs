@@ -7,11 +7,11 @@ use prepull_api::task::{Task, TaskId};
 
 /// The images of the open tasks of the node, running or not.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct WantedImages {
     tasks: Mutex<BTreeMap<TaskId, Vec<String>>>,
 }
 
-impl Wanted {
+impl WantedImages {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<TaskId, Vec<String>>> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::board::ImageBoard;
-use super::control::{TaskControl, changed};
+use super::control::{TaskControl, wait_for_change};
 use crate::clock::CloudClock;
 use crate::images::rate::Bucket;
 use crate::tasks::agent::LOOK_AT_CLOCK;
@@ -18,7 +18,7 @@ use crate::tasks::agent::LOOK_AT_CLOCK;
 /// Waits until the task may download, or until it may not.
 pub(super) async fn wait_until(is_open: bool, mut control: watch::Receiver<TaskControl>, clock: &CloudClock) {
     loop {
-        let state = control.borrow_and_update().terms.state(clock.wall());
+        let state = control.borrow_and_update().terms.window_state(clock.wall());
         if state.is_open == is_open {
             return;
         }
@@ -52,10 +52,10 @@ pub(super) async fn announce_waits(
     loop {
         let (state, waits) = {
             let terms = &control.borrow_and_update().terms;
-            (terms.state(clock.wall()), terms.explain_wait(clock.wall()))
+            (terms.window_state(clock.wall()), terms.explain_wait(clock.wall()))
         };
         if board.set_waits(waits.unwrap_or_default()) && !state.is_open {
-            tracing::info!("nothing is downloaded for this task: it {}", board.waits());
+            tracing::info!("nothing is downloaded for this task: it {}", board.wait_reason());
         }
         next_look(&mut control, state.until, clock).await;
     }
@@ -74,7 +74,7 @@ async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Tim
         }
     };
     tokio::select! {
-        () = changed(control) => {}
+        () = wait_for_change(control) => {}
         () = time_passes => {}
     }
 }
@@ -84,7 +84,7 @@ async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Tim
 pub(super) async fn wait_for_other_way(mut control: watch::Receiver<TaskControl>, began: &DownloadTerms) {
     let way = |terms: &DownloadTerms| (terms.verify.clone(), terms.share, terms.site_limited, terms.deltas);
     while way(&control.borrow_and_update().terms.download) == way(began) {
-        changed(&mut control).await;
+        wait_for_change(&mut control).await;
     }
 }
 
@@ -100,6 +100,6 @@ pub(super) async fn follow_rates(
             bucket.set_rate(download.max_rate);
             site.set_rate(download.site_rate);
         }
-        changed(&mut control).await;
+        wait_for_change(&mut control).await;
     }
 }

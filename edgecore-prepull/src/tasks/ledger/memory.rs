@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use prepull_api::task::{Task, TaskId};
 
-use super::{LedgerError, Store};
+use super::{LedgerError, RecordStore};
 use crate::tasks::agent::{Now, TaskRecord};
 
 /// Records in memory. Clones share them, so that a test can restart a node with its records.
@@ -15,18 +15,18 @@ pub(crate) struct MemoryStore {
 }
 
 impl MemoryStore {
-    fn with<T>(&self, change: impl FnOnce(&mut Vec<TaskRecord>) -> T) -> T {
+    fn with_records<T>(&self, change: impl FnOnce(&mut Vec<TaskRecord>) -> T) -> T {
         change(&mut self.records.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Store for MemoryStore {
+impl RecordStore for MemoryStore {
     fn load(&mut self) -> Result<Vec<TaskRecord>, LedgerError> {
-        Ok(self.with(|records| records.clone()))
+        Ok(self.with_records(|records| records.clone()))
     }
 
     fn save(&mut self, record: &TaskRecord) -> Result<(), LedgerError> {
-        self.with(|records| {
+        self.with_records(|records| {
             records.retain(|other| other.id() != record.id());
             records.push(record.clone());
         });
@@ -34,13 +34,13 @@ impl Store for MemoryStore {
     }
 
     fn remove(&mut self, task: &TaskId) -> Result<(), LedgerError> {
-        self.with(|records| records.retain(|other| other.id() != task));
+        self.with_records(|records| records.retain(|other| other.id() != task));
         Ok(())
     }
 }
 
 /// The record of a task without images.
-pub(crate) fn record(id: &TaskId) -> TaskRecord {
+pub(crate) fn empty_record(id: &TaskId) -> TaskRecord {
     let task = Task {
         upgrade: None,
         removal: None,

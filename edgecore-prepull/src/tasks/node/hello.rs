@@ -7,15 +7,15 @@ use prepull_api::wire::Hello;
 use tokio::time::timeout;
 
 use crate::images::puller::Puller;
-use crate::metrics::Metrics;
+use crate::metrics::AgentMetrics;
 
 /// Longest wait for the runtime, because the cloud waits for `Hello`. A runtime that takes longer is omitted.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Queries the runtime, and completes what is known of the node already.
-pub(super) async fn describe_node(puller: &impl Puller, metrics: &Metrics, known: Hello) -> Hello {
+pub(super) async fn describe_node(puller: &impl Puller, metrics: &AgentMetrics, known: Hello) -> Hello {
     let (streams, runtime, image_filesystem, pins) = tokio::join!(
-        timeout(PATIENCE, puller.streams()),
+        timeout(PATIENCE, puller.can_stream_layers()),
         timeout(PATIENCE, puller.read_version()),
         timeout(PATIENCE, puller.read_filesystem()),
         timeout(PATIENCE, puller.pinning_jobs())

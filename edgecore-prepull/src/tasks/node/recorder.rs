@@ -7,7 +7,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
 use crate::tasks::agent::TaskRecord;
-use crate::tasks::ledger::{LedgerError, Store};
+use crate::tasks::ledger::{LedgerError, RecordStore};
 
 /// Outcome of a write that the agent must handle.
 #[derive(Debug)]
@@ -20,23 +20,23 @@ pub(super) enum WriteOutcome {
     RemoveFailed(TaskId, LedgerError),
 }
 
-enum Write {
+enum RecordWrite {
     Save(Box<TaskRecord>),
     Remove(TaskId),
 }
 
 /// Handle of the writer.
 #[derive(Debug)]
-pub(crate) struct Recorder {
+pub(crate) struct RecordWriter {
     // The queue needs no bound of its own: the agent has at most one pending write per task, and a removal is the last
     // write of a task.
-    writes: Option<UnboundedSender<Write>>,
+    writes: Option<UnboundedSender<RecordWrite>>,
     outcomes: UnboundedReceiver<WriteOutcome>,
 }
 
-impl Recorder {
+impl RecordWriter {
     /// Starts the writer, and returns the records that the store has.
-    pub(crate) async fn start(mut store: impl Store) -> Result<(Self, Vec<TaskRecord>), LedgerError> {
+    pub(crate) async fn start(mut store: impl RecordStore) -> Result<(Self, Vec<TaskRecord>), LedgerError> {
         let (loaded, records) = oneshot::channel();
         let (recorder, mut queue, sender) = Self::new();
         let work = move || {
@@ -60,7 +60,7 @@ impl Recorder {
     /// Starts a writer as an async task, because tokio's paused clock doesn't wait for a thread. The store must not
     /// block.
     #[cfg(test)]
-    pub(super) fn within_the_runtime(mut store: impl Store) -> (Self, Vec<TaskRecord>) {
+    pub(super) fn within_the_runtime(mut store: impl RecordStore) -> (Self, Vec<TaskRecord>) {
         let (recorder, mut queue, sender) = Self::new();
         let records = store.load().unwrap_or_default();
         tokio::spawn(async move {
@@ -73,21 +73,21 @@ impl Recorder {
         (recorder, records)
     }
 
-    fn new() -> (Self, UnboundedReceiver<Write>, UnboundedSender<WriteOutcome>) {
+    fn new() -> (Self, UnboundedReceiver<RecordWrite>, UnboundedSender<WriteOutcome>) {
         let (writes, queue) = unbounded_channel();
         let (sender, outcomes) = unbounded_channel();
         (Self { writes: Some(writes), outcomes }, queue, sender)
     }
 
     pub(super) fn save(&self, record: Box<TaskRecord>) {
-        self.push(Write::Save(record));
+        self.push(RecordWrite::Save(record));
     }
 
     pub(super) fn remove(&self, task: TaskId) {
-        self.push(Write::Remove(task));
+        self.push(RecordWrite::Remove(task));
     }
 
-    fn push(&self, write: Write) {
+    fn push(&self, write: RecordWrite) {
         if let Some(writes) = &self.writes {
             let _ = writes.send(write);
         }
@@ -108,16 +108,18 @@ impl Recorder {
     }
 }
 
-fn carry_out(store: &mut impl Store, write: Write) -> Option<WriteOutcome> {
+fn carry_out(store: &mut impl RecordStore, write: RecordWrite) -> Option<WriteOutcome> {
     match write {
-        Write::Save(record) => {
+        RecordWrite::Save(record) => {
             let task = record.id().clone();
             Some(match store.save(&record) {
                 Ok(()) => WriteOutcome::Saved(task),
                 Err(error) => WriteOutcome::SaveFailed(task, error),
             })
         }
-        Write::Remove(task) => store.remove(&task).err().map(|error| WriteOutcome::RemoveFailed(task, error)),
+        RecordWrite::Remove(task) => {
+            store.remove(&task).err().map(|error| WriteOutcome::RemoveFailed(task, error))
+        }
     }
 }
 
@@ -139,11 +141,11 @@ mod tests {
             .unwrap();
         let (release, hangs) = std::sync::mpsc::channel::<()>();
         runtime.block_on(async {
-            let (mut recorder, _) = Recorder::start(MemoryStore::default()).await.unwrap();
+            let (mut recorder, _) = RecordWriter::start(MemoryStore::default()).await.unwrap();
             // Simulates a name lookup that gets no answer.
             tokio::task::spawn_blocking(move || hangs.recv());
             let task = TaskId { job: prepull_api::task::JobUid("a".to_owned()), attempt: 1 };
-            recorder.save(Box::new(crate::tasks::ledger::memory::record(&task)));
+            recorder.save(Box::new(crate::tasks::ledger::memory::empty_record(&task)));
             let outcome = tokio::time::timeout(Duration::from_secs(20), recorder.next_outcome()).await;
             assert!(matches!(outcome.unwrap(), WriteOutcome::Saved(saved) if saved == task));
             recorder.finish().await;

@@ -7,7 +7,7 @@ use prepull_api::download::{DownloadTerms, Window};
 use prepull_api::failure::FailureCode;
 use prepull_api::settings::NodeSettings;
 use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskOutcome, TaskResult};
-use prepull_api::wire::{Assign, Key, OpenPhase, Welcome};
+use prepull_api::wire::{Assign, OpenPhase, PullKey, Welcome};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -15,7 +15,7 @@ use super::*;
 use crate::images::puller::fake::{Act, Fake};
 use crate::images::site::Hub;
 use crate::settings::Own;
-use crate::tasks::ledger::Store as _;
+use crate::tasks::ledger::RecordStore as _;
 use crate::tasks::ledger::memory::MemoryStore;
 use crate::upgrade::Obstacles;
 
@@ -36,17 +36,17 @@ impl Harness {
             upgrades: Arc::new(Upgrades::new(&PathBuf::new(), Obstacles::default())),
             max_tasks: NonZeroU32::MIN,
             parallel_pulls: NonZeroUsize::new(2).unwrap(),
-            limits: Limits::default(),
-            clock: NodeClock { time_zone: Some("Asia/Tokyo".to_owned()), ..NodeClock::default() },
+            limits: CheckLimits::default(),
+            clock: NodeWindows { time_zone: Some("Asia/Tokyo".to_owned()), ..NodeWindows::default() },
             providers: Arc::default(),
             hub: Arc::new(Hub::new(Duration::from_secs(60), Arc::default())),
             kubelet_dir: "/nonexistent".into(),
             settings: Arc::new(CloudSettings::load(settings.path(), Own::unlimited())),
         };
-        let records = Recorder::within_the_runtime(store.clone());
-        let node = Node::new(fake.clone(), records, config, Arc::default());
+        let records = RecordWriter::within_the_runtime(store.clone());
+        let node = NodeAgent::new(fake.clone(), records, config, Arc::default());
         let (events, receiver) = mpsc::channel(4);
-        let (link, said) = Link::new(4);
+        let (link, said) = TunnelSender::new(4);
         let shutdown = CancellationToken::new();
         let node = tokio::spawn(node.run(receiver, link, shutdown.clone()));
         Self { events, said, shutdown, node, settings }
@@ -122,7 +122,7 @@ fn assign(images: &[&str]) -> CloudMessage {
     CloudMessage::Assign(Assign {
         task,
         remaining: Duration::from_secs(300),
-        keys: vec![Key::anonymous()],
+        keys: vec![PullKey::anonymous()],
         download: DownloadTerms::default(),
     })
 }
@@ -138,7 +138,7 @@ async fn unknown_parts_of_a_task_fail_it() {
     let changes: [(fn(&mut Assign), _); 3] = [
         (|assign| assign.task.checks = vec![CheckItem::Other], FailureCode::CheckFailed),
         (|assign| assign.task.images[0].policy = PullPolicy::Other, FailureCode::Internal),
-        (|assign| assign.keys = vec![Key::Other], FailureCode::SecretUnusable),
+        (|assign| assign.keys = vec![PullKey::Other], FailureCode::SecretUnusable),
     ];
     for (change, code) in changes {
         let (fake, store) = (Fake::new(), MemoryStore::default());

@@ -15,7 +15,7 @@ impl<'a, W: Write> BoundedOutput<'a, W> {
         Self { out, written: 0, limit }
     }
 
-    pub(super) fn written(&self) -> u64 {
+    pub(super) fn bytes_written(&self) -> u64 {
         self.written
     }
 

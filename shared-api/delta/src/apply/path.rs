@@ -4,7 +4,7 @@ use super::ApplyError;
 
 /// The path relative to the root, without empty parts and `.`. One with `..` is refused: no producer writes it, and it
 /// could lead out of the image.
-pub(super) fn normalize(path: &[u8]) -> Result<Vec<u8>, ApplyError> {
+pub(super) fn normalize_path(path: &[u8]) -> Result<Vec<u8>, ApplyError> {
     let refuse = |problem: &str| {
         let path = String::from_utf8_lossy(path);
         Err(ApplyError::Malformed(format!("the path {path:.100?} {problem}")))

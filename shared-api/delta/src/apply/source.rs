@@ -2,7 +2,7 @@
 
 use std::io::{self, BufReader, Read, Seek};
 
-use super::{ApplyError, Sources};
+use super::{ApplyError, OldRootFiles};
 
 /// Bytes that are read ahead. After a relinked program the pieces in use are short and near to each other.
 const AHEAD: usize = 8 << 10;
@@ -15,15 +15,15 @@ pub(super) struct OpenSource<F> {
 }
 
 impl<F: Read + Seek> OpenSource<F> {
-    pub(super) fn open(sources: &mut impl Sources<File = F>, path: Vec<u8>) -> Result<Self, ApplyError> {
+    pub(super) fn open(sources: &mut impl OldRootFiles<File = F>, path: Vec<u8>) -> Result<Self, ApplyError> {
         match sources.open(&path) {
             Ok(file) => Ok(Self { path, file: BufReader::with_capacity(AHEAD, file), at: 0 }),
-            Err(error) => Err(failed(&path, error)),
+            Err(error) => Err(source_error(&path, error)),
         }
     }
 
     pub(super) fn fill_piece(&mut self, piece: &mut [u8]) -> Result<(), ApplyError> {
-        self.file.read_exact(piece).map_err(|error| failed(&self.path, error))?;
+        self.file.read_exact(piece).map_err(|error| source_error(&self.path, error))?;
         // At most 64 KiB at a time of a file that is there: it doesn't overflow.
         self.at = self.at.saturating_add_unsigned(piece.len() as u64);
         Ok(())
@@ -34,7 +34,7 @@ impl<F: Read + Seek> OpenSource<F> {
         let to = i64::try_from(to)
             .map_err(|_| ApplyError::malformed(format!("a seek to {to}, beyond any file")))?;
         // Relative, since that keeps what was read ahead. Both positions are positive, so it doesn't overflow.
-        self.file.seek_relative(to - self.at).map_err(|error| failed(&self.path, error))?;
+        self.file.seek_relative(to - self.at).map_err(|error| source_error(&self.path, error))?;
         self.at = to;
         Ok(())
     }
@@ -44,7 +44,7 @@ impl<F: Read + Seek> OpenSource<F> {
         self.seek(0)?;
         let mut content = Vec::new();
         let read = (&mut self.file).take(limit + 1).read_to_end(&mut content);
-        let read = read.map_err(|error| failed(&self.path, error))? as u64;
+        let read = read.map_err(|error| source_error(&self.path, error))? as u64;
         if read > limit {
             let path = String::from_utf8_lossy(&self.path);
             return Err(ApplyError::Unsupported(format!("{path:.100?} has more than {limit} bytes")));
@@ -54,6 +54,6 @@ impl<F: Read + Seek> OpenSource<F> {
     }
 }
 
-fn failed(path: &[u8], error: io::Error) -> ApplyError {
+fn source_error(path: &[u8], error: io::Error) -> ApplyError {
     ApplyError::Source { path: String::from_utf8_lossy(path).into_owned(), error }
 }

@@ -79,7 +79,7 @@ fn pack(version: u8, operations: &[u8]) -> Vec<u8> {
 /// The files of an old image, in memory.
 struct Files(BTreeMap<Vec<u8>, Vec<u8>>);
 
-impl Sources for Files {
+impl OldRootFiles for Files {
     type File = Cursor<Vec<u8>>;
 
     fn open(&mut self, path: &[u8]) -> io::Result<Self::File> {
@@ -98,7 +98,7 @@ fn files() -> Files {
 
 fn try_apply(diff: &[u8], limit: u64) -> Result<(Applied, Vec<u8>), ApplyError> {
     let mut out = Vec::new();
-    apply(diff, &mut files(), &mut out, &Limits { output: limit }).map(|applied| (applied, out))
+    apply_diff(diff, &mut files(), &mut out, &ApplyLimits { output: limit }).map(|applied| (applied, out))
 }
 
 fn applied(version: u8, steps: &[Step]) -> Vec<u8> {
@@ -155,7 +155,7 @@ fn a_diff_of_the_reference_tool_applies() {
         (b"usr/share/words".to_vec(), noise(2, 3_000)),
     ]));
     let mut out = Vec::new();
-    apply(&diff[..], &mut files, &mut out, &Limits { output: 30_720 }).unwrap();
+    apply_diff(&diff[..], &mut files, &mut out, &ApplyLimits { output: 30_720 }).unwrap();
     let digest = ring::digest::digest(&ring::digest::SHA256, &out);
     let expected = "78dfc35aeeb82e860a2c88321471e2185ae354827284d802c64a1bb8a8137ac5";
     assert_eq!(prepull_api::enroll::hex(digest.as_ref()), expected);
@@ -261,9 +261,9 @@ fn output_ends_at_its_limit() {
         let error = try_apply(&pack(2, &operations(&steps)), 100).unwrap_err();
         assert!(matches!(error, ApplyError::TooLarge(100)), "{error}");
     }
-    assert_eq!(Limits::of_layer(Some(5), 1).output, 5);
-    assert_eq!(Limits::of_layer(None, 1000).output, 64_000);
-    assert_eq!(Limits::of_layer(None, u64::MAX).output, u64::MAX);
+    assert_eq!(ApplyLimits::of_layer(Some(5), 1).output, 5);
+    assert_eq!(ApplyLimits::of_layer(None, 1000).output, 64_000);
+    assert_eq!(ApplyLimits::of_layer(None, u64::MAX).output, u64::MAX);
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn an_output_that_fails_is_its_own_error() {
         }
     }
     let diff = pack(1, &operations(&[data(b"x")]));
-    let error = apply(&diff[..], &mut files(), &mut Full, &Limits { output: 1 }).unwrap_err();
+    let error = apply_diff(&diff[..], &mut files(), &mut Full, &ApplyLimits { output: 1 }).unwrap_err();
     assert!(matches!(error, ApplyError::Output(_)), "{error}");
 }
 

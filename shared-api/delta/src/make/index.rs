@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::root::{Hash, OldFile, split};
+use super::root::{Hash, OldFile, split_path};
 
 /// Most files of one name that are looked at. There are thousands of `__init__.py`, and the path of the right one is
 /// nearly always the same.
@@ -10,20 +10,20 @@ const MAX_CANDIDATES: usize = 64;
 /// Digits and letters of a hexadecimal number in a name from which on it's taken for a digest that changes.
 const DIGEST: usize = 8;
 
-pub(super) struct OldFiles<'a> {
+pub(super) struct OldFileIndex<'a> {
     files: Vec<(&'a [u8], OldFile)>,
     by_hash: HashMap<Hash, usize>,
     /// By name without its numbers: `libssl.so.3.0.1` and `libssl.so.3.0.2` are the same here.
     by_shape: HashMap<Vec<u8>, Vec<usize>>,
 }
 
-impl<'a> OldFiles<'a> {
+impl<'a> OldFileIndex<'a> {
     /// The files must be in the order of their paths.
     pub(super) fn new(files: Vec<(&'a [u8], OldFile)>) -> Self {
         let (mut by_hash, mut by_shape) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
         for (number, (path, file)) in files.iter().enumerate() {
             by_hash.entry(file.hash).or_insert(number);
-            by_shape.entry(shape_of(split(path).1)).or_default().push(number);
+            by_shape.entry(shape_of(split_path(path).1)).or_default().push(number);
         }
         Self { files, by_hash, by_shape }
     }
@@ -40,7 +40,7 @@ impl<'a> OldFiles<'a> {
         if let Some(found) = self.find_at(path) {
             return Some(found);
         }
-        let named = self.by_shape.get(&shape_of(split(path).1))?;
+        let named = self.by_shape.get(&shape_of(split_path(path).1))?;
         let wanted = shape_of(path);
         let candidates = named.iter().take(MAX_CANDIDATES).map(|number| self.files[*number]);
         candidates.max_by_key(|(path, file)| {
@@ -108,7 +108,7 @@ mod tests {
             (b"pandas-2.2.2.dist-info/METADATA", file(30)),
             (b"pip-23.0.dist-info/METADATA", file(40)),
         ];
-        let index = OldFiles::new(files);
+        let index = OldFileIndex::new(files);
         let similar = |path: &str, size| index.find_similar(path.as_bytes(), size).map(|(_, file)| file.size);
         assert_eq!(similar("a/__init__.py", 1), Some(10));
         assert_eq!(similar("b/__init__.py", 1), Some(10));

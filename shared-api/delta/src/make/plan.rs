@@ -6,8 +6,8 @@ use bidiff::{DiffParams, Match};
 
 use super::MIN_COPY;
 use super::chunks::{self, Segment};
-use super::index::OldFiles;
-use super::root::{Root, hash};
+use super::index::OldFileIndex;
+use super::root::{Root, hash_content};
 use super::tar_file::{Tar, TarPart};
 use super::walk::TarEntry;
 
@@ -65,7 +65,7 @@ pub enum Cause {
 pub(super) struct Planner<'a> {
     pub(super) old: &'a Root<'a>,
     pub(super) new: &'a dyn Tar,
-    pub(super) index: OldFiles<'a>,
+    pub(super) index: OldFileIndex<'a>,
 }
 
 impl<'a> Planner<'a> {
@@ -98,8 +98,8 @@ impl<'a> Planner<'a> {
     }
 
     fn plan_small(&self, file: &TarEntry) -> io::Result<(FilePlan<'a>, u64, Cause)> {
-        let new = read(self.content(file), file.size)?;
-        if let Some((path, _)) = self.index.find_same(&file.path, &hash(&mut &new[..])?) {
+        let new = read_exactly(self.content(file), file.size)?;
+        if let Some((path, _)) = self.index.find_same(&file.path, &hash_content(&mut &new[..])?) {
             return Ok((FilePlan::Copy(path), 0, Cause::Changed));
         }
         let whole = estimate_size(&new)?;
@@ -110,7 +110,7 @@ impl<'a> Planner<'a> {
         if old.size > MAX_COMPARED {
             return Ok((FilePlan::Data, whole, Cause::Large));
         }
-        let old = read(self.old.content(&old), old.size)?;
+        let old = read_exactly(self.old.content(&old), old.size)?;
         let matches = find_matches(&old, &new)?;
         let changes = collect_changes(&old, &new, &matches);
         let changed = estimate_size(&changes)? + (3 * OPERATION * matches.len()) as u64;
@@ -123,7 +123,7 @@ impl<'a> Planner<'a> {
     }
 
     fn plan_large(&self, file: &TarEntry) -> io::Result<(FilePlan<'a>, u64, Cause)> {
-        if let Some((path, _)) = self.index.find_same(&file.path, &hash(&mut self.content(file))?) {
+        if let Some((path, _)) = self.index.find_same(&file.path, &hash_content(&mut self.content(file))?) {
             return Ok((FilePlan::Copy(path), 0, Cause::Changed));
         }
         let Some((path, old)) = self.index.find_similar(&file.path, file.size) else {
@@ -136,7 +136,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-fn read(mut content: impl Read, size: u64) -> io::Result<Vec<u8>> {
+fn read_exactly(mut content: impl Read, size: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
     content.read_exact(&mut bytes)?;
     Ok(bytes)

@@ -5,12 +5,12 @@ use std::io::{self, Read, Write};
 use super::MakeError;
 use super::root::Root;
 use super::tar_file::{Tar, TarPart};
-use crate::apply::{ApplyError, Limits, apply};
+use crate::apply::{ApplyError, ApplyLimits, apply_diff};
 
 pub(super) fn check_diff(old: &Root<'_>, new: &dyn Tar, diff: impl Read) -> Result<(), MakeError> {
     let mut compared = Compared { expected: TarPart::new(new, 0, new.size()), done: 0, differs: false };
-    let limits = Limits { output: new.size() };
-    let applied = apply(diff, &mut &*old, &mut compared, &limits);
+    let limits = ApplyLimits { output: new.size() };
+    let applied = apply_diff(diff, &mut &*old, &mut compared, &limits);
     let Compared { done, differs, .. } = compared;
     match applied {
         _ if differs => Err(MakeError::Differs(done)),

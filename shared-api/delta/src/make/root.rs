@@ -8,7 +8,7 @@ use ring::digest::{Context, SHA256};
 
 use super::tar_file::{Tar, TarPart};
 use super::walk::{EntryKind, TarEntry, walk_tar};
-use crate::apply::Sources;
+use crate::apply::OldRootFiles;
 
 /// Prefix of an entry that removes another of a lower layer.
 const WHITEOUT: &[u8] = b".wh.";
@@ -61,7 +61,7 @@ impl<'a> Root<'a> {
     pub fn read(tars: Vec<&'a dyn Tar>) -> io::Result<Self> {
         let mut nodes = BTreeMap::new();
         for (layer, tar) in tars.iter().enumerate() {
-            walk_tar(*tar, |entry, content| add(&mut nodes, layer, entry, content))?;
+            walk_tar(*tar, |entry, content| add_entry(&mut nodes, layer, entry, content))?;
         }
         Ok(Self { tars, nodes })
     }
@@ -99,7 +99,7 @@ impl<'a> Root<'a> {
 }
 
 /// The content as a node would find it.
-impl<'a> Sources for &Root<'a> {
+impl<'a> OldRootFiles for &Root<'a> {
     type File = TarPart<'a>;
 
     fn open(&mut self, path: &[u8]) -> io::Result<TarPart<'a>> {
@@ -111,14 +111,14 @@ impl<'a> Sources for &Root<'a> {
     }
 }
 
-fn add(
+fn add_entry(
     nodes: &mut BTreeMap<Vec<u8>, RootNode>,
     layer: usize,
     entry: TarEntry,
     content: &mut dyn Read,
 ) -> io::Result<()> {
     let TarEntry { path, kind, offset, size, is_open } = entry;
-    let (directory, name) = split(&path);
+    let (directory, name) = split_path(&path);
     if name == OPAQUE {
         remove_below(nodes, directory, |node| node.layer < layer);
         return Ok(());
@@ -136,7 +136,7 @@ fn add(
         EntryKind::SymbolicLink => What::SymbolicLink,
         EntryKind::File { sparse: true } | EntryKind::Other => What::Other,
         EntryKind::File { sparse: false } => {
-            What::File(OldFile { layer, offset, size, hash: hash(content)?, is_open })
+            What::File(OldFile { layer, offset, size, hash: hash_content(content)?, is_open })
         }
         // A target in a lower layer is nothing that a runtime could link to.
         EntryKind::HardLink(target) => match nodes.get(&target) {
@@ -169,7 +169,7 @@ fn remove_below(
 }
 
 /// The directory of a path, and its last part.
-pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(super) fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
         None => (b"", path),
@@ -177,7 +177,7 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// The digest of a content.
-pub(super) fn hash(content: &mut (impl Read + ?Sized)) -> io::Result<Hash> {
+pub(super) fn hash_content(content: &mut (impl Read + ?Sized)) -> io::Result<Hash> {
     let (mut context, mut piece) = (Context::new(&SHA256), vec![0; super::PIECE]);
     loop {
         let read = content.read(&mut piece)?;

@@ -5,7 +5,7 @@ use std::io::Cursor;
 use proptest::prelude::*;
 
 use super::*;
-use crate::apply::{Limits, Sources, apply};
+use crate::apply::{ApplyLimits, OldRootFiles, apply_diff};
 
 /// A tar entry: a file, another name of a file, a directory, a link.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ fn settings() -> Resources {
 /// Makes a diff, and returns it.
 fn made(old: &[Vec<u8>], new: &Vec<u8>) -> (Made, Vec<u8>) {
     let (mut out, mut done) = (Cursor::new(Vec::new()), 0);
-    let made = make(&root(old), new, &mut out, &settings(), &mut |bytes| {
+    let made = make_diff(&root(old), new, &mut out, &settings(), &mut |bytes| {
         assert!(bytes >= done);
         done = bytes;
     });
@@ -222,7 +222,7 @@ fn trailing_bytes_and_no_files_are_kept() {
 #[test]
 fn what_is_no_tar_is_an_error() {
     let new = noise(2000, 1);
-    let made = make(&root(&[]), &new, &mut Cursor::new(Vec::new()), &settings(), &mut |_| {});
+    let made = make_diff(&root(&[]), &new, &mut Cursor::new(Vec::new()), &settings(), &mut |_| {});
     assert!(matches!(made, Err(MakeError::Tar(_))), "{made:?}");
 }
 
@@ -271,7 +271,7 @@ proptest! {
     fn any_images_have_a_delta(old in prop::collection::vec(layer(), 0..3), new in layer()) {
         let (_, diff) = made(&old, &new);
         let (root, mut out) = (root(&old), Vec::new());
-        apply(&diff[..], &mut &root, &mut out, &Limits { output: new.len() as u64 }).unwrap();
+        apply_diff(&diff[..], &mut &root, &mut out, &ApplyLimits { output: new.len() as u64 }).unwrap();
         prop_assert_eq!(out, new);
     }
 }

@@ -19,7 +19,7 @@ pub const EMPTY_CONFIG_DIGEST: &str =
 
 /// A blob or manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blob {
+pub struct DraftBlob {
     /// Format of the content.
     pub media_type: String,
     /// `sha256:…`
@@ -41,9 +41,9 @@ pub struct Reused {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
     /// Manifest of the new image.
-    pub target: Blob,
+    pub target: DraftBlob,
     /// Its configuration.
-    pub config: Blob,
+    pub config: DraftBlob,
     /// Digest of the manifest of the old image.
     pub source: String,
     /// Digest of its configuration.
@@ -72,8 +72,8 @@ impl Draft {
 
     /// The manifest. The same parts always give the same bytes.
     pub fn to_json(&self) -> Vec<u8> {
-        let descriptor = |content: &Blob| json!({"mediaType": content.media_type, "digest": content.digest, "size": content.size});
-        let with_role = |content: &Blob, role: &str| {
+        let descriptor = |content: &DraftBlob| json!({"mediaType": content.media_type, "digest": content.digest, "size": content.size});
+        let with_role = |content: &DraftBlob, role: &str| {
             let mut descriptor = descriptor(content);
             descriptor["annotations"] = json!({CONTENT: role});
             descriptor
@@ -113,7 +113,8 @@ mod tests {
     #[test]
     fn a_written_manifest_can_be_read() {
         let digest = |of: &str| format!("sha256:{}", of.repeat(64));
-        let content = |of: &str| Blob { media_type: MANIFEST_TYPE.to_owned(), digest: digest(of), size: 7 };
+        let content =
+            |of: &str| DraftBlob { media_type: MANIFEST_TYPE.to_owned(), digest: digest(of), size: 7 };
         let layer = |to: &str, uncompressed| DeltaLayer {
             to: digest(to),
             digest: digest("9"),

@@ -28,7 +28,7 @@ pub(crate) fn parse(headers: &HeaderMap) -> Option<Challenge> {
 }
 
 fn parse_one(text: &str) -> Option<Challenge> {
-    let (scheme, mut rest) = token(text);
+    let (scheme, mut rest) = split_token(text);
     let scheme = match scheme.to_ascii_lowercase().as_str() {
         "basic" => Scheme::Basic,
         "bearer" => Scheme::Bearer,
@@ -37,7 +37,7 @@ fn parse_one(text: &str) -> Option<Challenge> {
     let mut challenge =
         Challenge { scheme, realm: String::new(), service: String::new(), scope: String::new() };
     loop {
-        let (name, after) = token(rest.trim_start());
+        let (name, after) = split_token(rest.trim_start());
         let Some(after) = after.strip_prefix('=').filter(|_| !name.is_empty()) else { break };
         let Some((value, after)) = token_or_quoted(after) else { break };
         match name.to_ascii_lowercase().as_str() {
@@ -54,14 +54,14 @@ fn parse_one(text: &str) -> Option<Challenge> {
     Some(challenge)
 }
 
-fn token(text: &str) -> (&str, &str) {
+fn split_token(text: &str) -> (&str, &str) {
     let is_token = |b: char| b.is_ascii_graphic() && !"()<>@,;:\\\"/[]?={}".contains(b);
     text.split_at(text.find(|c| !is_token(c)).unwrap_or(text.len()))
 }
 
 fn token_or_quoted(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
-        let (value, rest) = token(text);
+        let (value, rest) = split_token(text);
         return Some((value.to_owned(), rest));
     };
     let mut value = String::new();

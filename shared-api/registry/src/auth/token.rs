@@ -11,14 +11,14 @@ use prepull_api::credentials::{RegistryCredential, Sensitive};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::{Challenge, Token, basic, bearer};
+use super::{Challenge, RegistryToken, basic_auth, bearer_auth};
 use crate::address::Reach;
 use crate::body;
-use crate::error::{Kind, RegistryError};
-use crate::hosts::Endpoint;
+use crate::error::{ErrorKind, RegistryError};
+use crate::hosts::RegistryEndpoint;
 use crate::location;
 use crate::retry_after::retry_after;
-use crate::transport::{Link, Transport};
+use crate::transport::{ConnectionOptions, Transport};
 
 /// Largest answer of a token server. Tokens have some KiB; those that list what their user may do have tens.
 const MAX_ANSWER: usize = 256 << 10;
@@ -31,7 +31,7 @@ const MAX_LIFE: u64 = 24 * 3600;
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 #[derive(Deserialize)]
-struct Answer {
+struct TokenAnswer {
     #[serde(default)]
     token: Sensitive,
     #[serde(default)]
@@ -42,7 +42,7 @@ struct Answer {
 
 /// A token that an endpoint demands.
 pub(crate) struct Demand<'a> {
-    pub(crate) endpoint: &'a Endpoint,
+    pub(crate) endpoint: &'a RegistryEndpoint,
     pub(crate) challenge: &'a Challenge,
     pub(crate) scope: &'a str,
     pub(crate) credential: Option<&'a RegistryCredential>,
@@ -50,21 +50,21 @@ pub(crate) struct Demand<'a> {
 
 /// Asks the token server that the challenge names, in the order in which containerd does: by POST with a credential, and
 /// by GET where that is not known, or without a credential.
-pub(crate) async fn fetch(
+pub(crate) async fn fetch_token(
     transport: &Transport,
     Demand { endpoint, challenge, scope, credential }: Demand<'_>,
     named: &[String],
     on_loopback: bool,
-) -> Result<Token, RegistryError> {
+) -> Result<RegistryToken, RegistryError> {
     let refuse = |kind, what: &str| Err(RegistryError::new(kind, format!("{}: {what}", endpoint.name())));
     if challenge.realm.len() + challenge.service.len() + scope.len() > MAX_CHALLENGE {
-        return refuse(Kind::Protocol, "its demand for a token is too long");
+        return refuse(ErrorKind::Protocol, "its demand for a token is too long");
     }
     let realm: Option<Uri> = challenge.realm.parse().ok();
     let realm = realm.filter(|realm| matches!(realm.scheme_str(), Some("http" | "https")));
     let realm = realm.filter(location::has_plain_host);
     let Some(realm) = realm else {
-        return refuse(Kind::Protocol, "it demands a token of a realm that is no URL of HTTP");
+        return refuse(ErrorKind::Protocol, "it demands a token of a realm that is no URL of HTTP");
     };
     let credential = credential.filter(|c| !c.password.is_empty() || !c.identity_token.is_empty());
     if credential.is_some()
@@ -73,7 +73,7 @@ pub(crate) async fn fetch(
         && !endpoint.may_fall_back
     {
         return refuse(
-            Kind::Unsupported,
+            ErrorKind::Unsupported,
             "its token server has no TLS, which is left to the container runtime",
         );
     }
@@ -83,7 +83,7 @@ pub(crate) async fn fetch(
     } else {
         Reach::Led { loopback: on_loopback }
     };
-    let server = Server { transport, endpoint, realm: &realm, reach };
+    let server = TokenRealm { transport, endpoint, realm: &realm, reach };
     let service = challenge.service.as_str();
     if let Some(credential) = credential {
         let said = server.send(&post(&realm, service, scope, credential)).await?;
@@ -94,31 +94,31 @@ pub(crate) async fn fetch(
             _ => false,
         };
         if !get_only {
-            return server.read(&said);
+            return server.read_token(&said);
         }
     }
     let said = server.send(&get(&realm, service, scope, credential)?).await?;
-    server.read(&said)
+    server.read_token(&said)
 }
 
 /// What a token server has answered.
-struct Said {
+struct TokenReply {
     status: StatusCode,
     /// The wait that it asks for.
     retry_after: Option<Duration>,
     body: Zeroizing<Vec<u8>>,
 }
 
-struct Server<'a> {
+struct TokenRealm<'a> {
     transport: &'a Transport,
-    endpoint: &'a Endpoint,
+    endpoint: &'a RegistryEndpoint,
     realm: &'a Uri,
     reach: Reach,
 }
 
-impl Server<'_> {
+impl TokenRealm<'_> {
     /// Its redirects are not followed: they would carry a password along.
-    async fn send(&self, request: &Request<Full<Bytes>>) -> Result<Said, RegistryError> {
+    async fn send(&self, request: &Request<Full<Bytes>>) -> Result<TokenReply, RegistryError> {
         let mut request = request.clone();
         request.headers_mut().extend(self.endpoint.headers.clone().into_iter().filter_map(
             |(name, value)| {
@@ -127,37 +127,38 @@ impl Server<'_> {
                 Some((name?, value)).filter(|_| own)
             },
         ));
-        let Endpoint { tls, dial, .. } = self.endpoint;
-        let link = Link { reach: self.reach, dial: *dial, receive_ahead: None };
+        let RegistryEndpoint { tls, dial, .. } = self.endpoint;
+        let link = ConnectionOptions { reach: self.reach, dial: *dial, receive_ahead: None };
         let response = self.transport.send(tls, link, request).await;
         let response = response.map_err(|failed| self.explain(&failed.into_error(self.name())))?;
         let (status, retry_after) = (response.status(), retry_after(response.headers()));
-        let body = body::read(response, MAX_ANSWER).await.map_err(|error| self.explain(&error))?;
-        Ok(Said { status, retry_after, body: Zeroizing::new(body) })
+        let body = body::read_body(response, MAX_ANSWER).await.map_err(|error| self.explain(&error))?;
+        Ok(TokenReply { status, retry_after, body: Zeroizing::new(body) })
     }
 
-    fn read(&self, said: &Said) -> Result<Token, RegistryError> {
-        let Said { status, retry_after, ref body } = *said;
+    fn read_token(&self, said: &TokenReply) -> Result<RegistryToken, RegistryError> {
+        let TokenReply { status, retry_after, ref body } = *said;
         let kind = match status.as_u16() {
             200..=299 => None,
-            401 | 403 => Some(Kind::Unauthorized),
-            429 => Some(Kind::RateLimited { retry_after }),
-            300..=399 => Some(Kind::Unsupported),
-            _ => Some(Kind::Server { retry_after }),
+            401 | 403 => Some(ErrorKind::Unauthorized),
+            429 => Some(ErrorKind::RateLimited { retry_after }),
+            300..=399 => Some(ErrorKind::Unsupported),
+            _ => Some(ErrorKind::Server { retry_after }),
         };
         let error = |kind, what: &str| self.explain(&RegistryError::new(kind, what));
         if let Some(kind) = kind {
             return Err(error(kind, &format!("it answers {status}{}", kind.asked_wait())));
         }
         // Not the parser's own message: it may show the answer.
-        let answer: Answer =
-            serde_json::from_slice(body).map_err(|_| error(Kind::Protocol, "its answer is no token"))?;
+        let answer: TokenAnswer =
+            serde_json::from_slice(body).map_err(|_| error(ErrorKind::Protocol, "its answer is no token"))?;
         let token = if answer.access_token.is_empty() { &answer.token } else { &answer.access_token };
-        let authorization = Some(token).filter(|token| !token.is_empty()).and_then(bearer);
-        let authorization = authorization.ok_or_else(|| error(Kind::Protocol, "its answer has no token"))?;
+        let authorization = Some(token).filter(|token| !token.is_empty()).and_then(bearer_auth);
+        let authorization =
+            authorization.ok_or_else(|| error(ErrorKind::Protocol, "its answer has no token"))?;
         let life = answer.expires_in.filter(|seconds| *seconds > 0);
         let until = life.map(|seconds| Instant::now() + Duration::from_secs(seconds.min(MAX_LIFE)));
-        Ok(Token { authorization, until })
+        Ok(RegistryToken { authorization, until })
     }
 
     fn name(&self) -> &str {
@@ -184,7 +185,7 @@ fn post(realm: &Uri, service: &str, scope: &str, credential: &RegistryCredential
             ("password", password.expose()),
         ]);
     }
-    let content = Bytes::from_owner(Zeroizing::new(encode(&form).into_bytes()));
+    let content = Bytes::from_owner(Zeroizing::new(encode_form(&form).into_bytes()));
     let mut request = Request::new(Full::new(content));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = realm.clone();
@@ -205,17 +206,17 @@ fn get(
     }
     query.extend(scope.split(' ').filter(|scope| !scope.is_empty()).map(|scope| ("scope", scope)));
     let joint = if realm.query().is_some_and(|query| !query.is_empty()) { "&" } else { "?" };
-    let text = format!("{}{joint}{}", realm.to_string().trim_end_matches('?'), encode(&query));
-    let bad = |_| RegistryError::new(Kind::Protocol, "the realm of its tokens is no URL");
+    let text = format!("{}{joint}{}", realm.to_string().trim_end_matches('?'), encode_form(&query));
+    let bad = |_| RegistryError::new(ErrorKind::Protocol, "the realm of its tokens is no URL");
     let mut request = Request::new(Full::default());
     *request.uri_mut() = text.parse().map_err(bad)?;
-    if let Some(authorization) = credential.and_then(basic) {
+    if let Some(authorization) = credential.and_then(basic_auth) {
         request.headers_mut().insert(AUTHORIZATION, authorization);
     }
     Ok(request)
 }
 
-fn encode(pairs: &[(&str, &str)]) -> String {
+fn encode_form(pairs: &[(&str, &str)]) -> String {
     let encode = |text| utf8_percent_encode(text, RESERVED);
     let pairs = pairs.iter().map(|(name, value)| format!("{}={}", encode(name), encode(value)));
     pairs.collect::<Vec<_>>().join("&")

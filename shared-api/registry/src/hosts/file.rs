@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use toml::{Table, Value};
 
 use super::{
-    Capabilities, Endpoint, MAX_FILE, default_dial, is_localhost, is_there, split_port, unsupported,
+    Capabilities, MAX_FILE, RegistryEndpoint, default_dial, is_localhost, is_there, split_port, unsupported,
 };
 use crate::error::RegistryError;
 use crate::tls::{Tls, read_limited};
@@ -32,7 +32,7 @@ pub(super) fn load(
     dir: &Path,
     registry: &str,
     ignores_server_alone: bool,
-) -> Result<Vec<Endpoint>, RegistryError> {
+) -> Result<Vec<RegistryEndpoint>, RegistryError> {
     let file = dir.join("hosts.toml");
     let text = if is_there(&file)? {
         let unreadable = |error| unsupported(format!("cannot read {}: {error}", file.display()));
@@ -42,7 +42,9 @@ pub(super) fn load(
     };
     let table = if text.is_empty() { None } else { Some(read_table(&text, &file)?) };
     let hosts = match table {
-        Some(table) if table.contains_key("host") || !ignores_server_alone => parse(dir, &table, &file)?,
+        Some(table) if table.contains_key("host") || !ignores_server_alone => {
+            parse_hosts(dir, &table, &file)?
+        }
         _ => vec![docker_files(dir)?],
     };
     hosts.into_iter().map(|host| host.into_endpoint(registry)).collect()
@@ -55,7 +57,7 @@ fn read_table(text: &[u8], file: &Path) -> Result<Table, RegistryError> {
     toml::from_str(text).map_err(|error: toml::de::Error| bad(error.message()))
 }
 
-fn parse(dir: &Path, table: &Table, file: &Path) -> Result<Vec<Host>, RegistryError> {
+fn parse_hosts(dir: &Path, table: &Table, file: &Path) -> Result<Vec<Host>, RegistryError> {
     let bad = |what: &str| unsupported(format!("{}: {what}", file.display()));
     let server = match table.get("server") {
         None => "",
@@ -103,13 +105,14 @@ fn docker_files(dir: &Path) -> Result<Host, RegistryError> {
 impl Host {
     fn parse(server: &str, dir: &Path, table: &Table) -> Result<Self, String> {
         let mut host = Self { server: parse_server(server, table)?, ..Self::default() };
-        host.capabilities = table.get("capabilities").map(capabilities).transpose()?;
+        host.capabilities = table.get("capabilities").map(parse_capabilities).transpose()?;
         let absolute = |file: &str| dir.join(file);
         for ca in table.get("ca").map(|value| texts(value, "ca")).transpose()?.unwrap_or_default() {
             host.tls.add_ca(&absolute(ca)).map_err(|error| error.message)?;
             host.tls_is_set = true;
         }
-        for (certificate, key) in table.get("client").map(pairs).transpose()?.unwrap_or_default() {
+        for (certificate, key) in table.get("client").map(certificate_pairs).transpose()?.unwrap_or_default()
+        {
             let key: Option<PathBuf> = key.map(absolute);
             host.tls.add_pair(&absolute(certificate), key.as_deref()).map_err(|error| error.message)?;
             host.tls_is_set = true;
@@ -151,13 +154,13 @@ impl Host {
     }
 
     /// Fills in what follows from the registry.
-    pub(super) fn into_endpoint(mut self, registry: &str) -> Result<Endpoint, RegistryError> {
+    pub(super) fn into_endpoint(mut self, registry: &str) -> Result<RegistryEndpoint, RegistryError> {
         let (scheme, authority, path) = self.server.take().unwrap_or_else(|| self.of_registry(registry));
         let (_, port) = split_port(&authority);
         // containerd's rule: who configures TLS for a host means TLS, if the port leaves it open.
         let may_fall_back = scheme == "http" && self.tls_is_set && port != Some("80");
         let scheme = if may_fall_back { "https".to_owned() } else { scheme };
-        let endpoint = Endpoint {
+        let endpoint = RegistryEndpoint {
             scheme,
             authority,
             path,
@@ -211,7 +214,7 @@ fn clean(path: &str) -> String {
     parts.iter().fold(String::new(), |path, part| path + "/" + part)
 }
 
-fn capabilities(value: &Value) -> Result<Capabilities, String> {
+fn parse_capabilities(value: &Value) -> Result<Capabilities, String> {
     let words = texts(value, "capabilities")?;
     if words.is_empty() {
         return Ok(Capabilities::ALL);
@@ -240,7 +243,7 @@ fn texts<'a>(value: &'a Value, field: &str) -> Result<Vec<&'a str>, String> {
 }
 
 /// Files with certificate and key in one, or pairs of them.
-fn pairs<'a>(value: &'a Value) -> Result<Vec<(&'a str, Option<&'a str>)>, String> {
+fn certificate_pairs<'a>(value: &'a Value) -> Result<Vec<(&'a str, Option<&'a str>)>, String> {
     let bad = || "client is neither a file nor a list of files nor of pairs of files".to_owned();
     let pair = |value: &'a Value| match value {
         Value::String(file) => Ok((file.as_str(), None)),

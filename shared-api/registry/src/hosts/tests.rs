@@ -21,8 +21,8 @@ fn read_as(
     }
     let dirs = vec![root.path().join("none"), root.path().to_owned()];
     let all = endpoints(&HostsFiles { dirs, ignores_server_alone }, registry)?;
-    let show = |endpoint: &Endpoint| {
-        let Endpoint { scheme, authority, path, capabilities: c, may_fall_back, .. } = endpoint;
+    let show = |endpoint: &RegistryEndpoint| {
+        let RegistryEndpoint { scheme, authority, path, capabilities: c, may_fall_back, .. } = endpoint;
         let able = [(c.pull, "p"), (c.resolve, "r"), (c.referrers, "f")];
         let able: String = able.iter().filter(|(able, _)| *able).map(|(_, letter)| *letter).collect();
         format!("{scheme}{}://{authority}{path} {able}", if *may_fall_back { "?" } else { "" })
@@ -132,13 +132,13 @@ fn links_that_lead_nowhere_are_no_configuration_to_pass_over() {
         assert!(endpoints(&files, registry).is_ok());
         std::os::unix::fs::symlink("/nowhere/at/all", root.path().join(link)).unwrap();
         let error = endpoints(&files, registry).err().unwrap();
-        assert!(error.kind == Kind::Unsupported && error.message.contains(link), "{error}");
+        assert!(error.kind == ErrorKind::Unsupported && error.message.contains(link), "{error}");
         std::fs::remove_file(root.path().join(link)).unwrap();
         std::fs::create_dir(root.path().join(link)).unwrap();
         assert!(endpoints(&files, registry).is_ok());
         std::os::unix::fs::symlink("/nowhere.toml", root.path().join(link).join("hosts.toml")).unwrap();
         let error = endpoints(&files, registry).err().unwrap();
-        assert!(error.kind == Kind::Unsupported && error.message.contains("hosts.toml"), "{error}");
+        assert!(error.kind == ErrorKind::Unsupported && error.message.contains("hosts.toml"), "{error}");
     }
 }
 
@@ -179,7 +179,7 @@ fn unsupported_settings_are_left_to_the_runtime() {
         "[header]\nAuthorization = \"hunter2\" hunter2",
     ] {
         let error = read(&[("r.example/hosts.toml", text)], "r.example").unwrap_err();
-        assert_eq!(error.kind, Kind::Unsupported, "{text}: {error}");
+        assert_eq!(error.kind, ErrorKind::Unsupported, "{text}: {error}");
         assert!(error.message.contains("hosts.toml"), "{text}: {error}");
         assert!(!error.message.contains("hunter2"), "{text}: {error}");
     }

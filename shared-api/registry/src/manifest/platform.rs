@@ -61,11 +61,11 @@ impl Platform {
     /// How good an image for the offered platform is on this one: 0 is best, `None` does not run.
     pub(crate) fn rank(&self, offered: &Self) -> Option<usize> {
         let offered = offered.normalized();
-        self.vector().iter().position(|runs| *runs == offered)
+        self.runnable_platforms().iter().position(|runs| *runs == offered)
     }
 
     /// What runs on this platform, the best one first.
-    fn vector(&self) -> Vec<Self> {
+    fn runnable_platforms(&self) -> Vec<Self> {
         let own = self.normalized();
         let with = |architecture: &str, variant: String| Self {
             os: own.os.clone(),

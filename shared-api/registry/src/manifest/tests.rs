@@ -58,9 +58,9 @@ fn digests_of_a_manifest_are_checked() {
     for digest in ["", "sha256:", "sha256:../../x", "md5:d41d8cd98f00b204e9800998ecf8427e"] {
         let entry = format!(r#"{{"mediaType":"x","digest":"{digest}","size":1}}"#);
         let manifest = format!(r#"{{"schemaVersion":2,"config":{entry}}}"#);
-        assert_eq!(Manifest::parse(manifest.as_bytes()).unwrap_err().kind, Kind::Protocol);
+        assert_eq!(Manifest::parse(manifest.as_bytes()).unwrap_err().kind, ErrorKind::Protocol);
         let index = format!(r#"{{"schemaVersion":2,"manifests":[{entry}]}}"#);
-        assert_eq!(Index::parse(index.as_bytes()).unwrap_err().kind, Kind::Protocol);
+        assert_eq!(Index::parse(index.as_bytes()).unwrap_err().kind, ErrorKind::Protocol);
     }
 }
 

@@ -6,28 +6,28 @@ use prepull_api::credentials::Sensitive;
 use serde::Deserialize;
 
 use super::Repository;
-use crate::auth::{self, Demand, Scheme, Token, TokenKey};
+use crate::auth::{self, Demand, RegistryToken, Scheme, TokenKey};
 use crate::blob::HostId;
 use crate::body;
-use crate::error::{Kind, RegistryError};
-use crate::hosts::Endpoint;
+use crate::error::{ErrorKind, RegistryError};
+use crate::hosts::RegistryEndpoint;
 use crate::retry_after::retry_after;
-use crate::transport::{Answer, Ask};
+use crate::transport::{EndpointRequest, RegistryAnswer};
 
 /// Most bytes of an error answer that are read for its message.
 const MAX_ERROR: usize = 8 << 10;
 /// Longest message of a registry that is passed on.
 const MAX_WORDS: usize = 200;
 
-impl Endpoint {
-    pub(crate) fn id(&self) -> HostId {
+impl RegistryEndpoint {
+    pub(crate) fn host_id(&self) -> HostId {
         HostId(format!("{}{}", self.authority, self.path.strip_suffix("/v2").unwrap_or(&self.path)))
     }
 }
 
 impl Repository {
     /// Path and query of an object. For mirrors the query names the registry that the content belongs to.
-    pub(super) fn path(&self, endpoint: &Endpoint, kind: &str, object: &str) -> String {
+    pub(super) fn object_path(&self, endpoint: &RegistryEndpoint, kind: &str, object: &str) -> String {
         let registry = self.reference.registry();
         let is_own = self.is_own(&endpoint.authority);
         let namespace = if is_own { String::new() } else { format!("?ns={}", registry.replace(':', "%3A")) };
@@ -41,15 +41,15 @@ impl Repository {
     }
 
     /// Asks an endpoint, and shows it what it wants to see. The answer may be a refusal.
-    pub(super) async fn ask(
+    pub(super) async fn ask_endpoint(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &RegistryEndpoint,
         method: Method,
         path: &str,
         headers: HeaderMap,
-    ) -> Result<Answer, RegistryError> {
-        let shown = self.shown(endpoint);
-        let mut ask = Ask {
+    ) -> Result<RegistryAnswer, RegistryError> {
+        let shown = self.first_authorization(endpoint);
+        let mut ask = EndpointRequest {
             endpoint,
             method,
             path,
@@ -58,16 +58,17 @@ impl Repository {
             named: &self.named,
             receive_ahead: self.receive_ahead,
         };
-        let answer = self.shared.transport.ask(&ask).await?;
-        let Some(authorization) = self.authorize(endpoint, &ask.method, &answer, shown.as_ref()).await?
+        let answer = self.shared.transport.ask_endpoint(&ask).await?;
+        let Some(authorization) =
+            self.answer_challenge(endpoint, &ask.method, &answer, shown.as_ref()).await?
         else {
             return Ok(answer);
         };
         ask.authorization = Some(authorization);
-        self.shared.transport.ask(&ask).await
+        self.shared.transport.ask_endpoint(&ask).await
     }
 
-    fn token_key(&self, endpoint: &Endpoint) -> TokenKey {
+    fn token_key(&self, endpoint: &RegistryEndpoint) -> TokenKey {
         TokenKey {
             origin: format!("{}://{}", endpoint.scheme, endpoint.authority),
             repository: self.reference.repository().to_owned(),
@@ -84,19 +85,19 @@ impl Repository {
     }
 
     /// The authorization to begin with.
-    pub(super) fn shown(&self, endpoint: &Endpoint) -> Option<HeaderValue> {
+    pub(super) fn first_authorization(&self, endpoint: &RegistryEndpoint) -> Option<HeaderValue> {
         match self.given_token() {
-            Some(token) => auth::bearer(token),
+            Some(token) => auth::bearer_auth(token),
             None => self.shared.tokens.get(&self.token_key(endpoint)),
         }
     }
 
     /// What to show after a refusal. `None` if it is none, or if there is nothing.
-    pub(super) async fn authorize(
+    pub(super) async fn answer_challenge(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &RegistryEndpoint,
         method: &Method,
-        answer: &Answer,
+        answer: &RegistryAnswer,
         shown: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>, RegistryError> {
         if answer.response.status() != 401 || answer.redirected || self.given_token().is_some() {
@@ -113,8 +114,8 @@ impl Repository {
         let Some(challenge) = auth::parse(answer.response.headers()) else { return Ok(None) };
         let token = match challenge.scheme {
             Scheme::Basic => {
-                let value = self.credential.as_ref().and_then(auth::basic);
-                value.map(|authorization| Token { authorization, until: None })
+                let value = self.credential.as_ref().and_then(auth::basic_auth);
+                value.map(|authorization| RegistryToken { authorization, until: None })
             }
             Scheme::Bearer => {
                 let actions =
@@ -127,7 +128,10 @@ impl Repository {
                 };
                 let credential = self.credential.as_ref();
                 let demand = Demand { endpoint, challenge: &challenge, scope: &scope, credential };
-                Some(auth::fetch(&self.shared.transport, demand, &self.named, answer.on_loopback).await?)
+                Some(
+                    auth::fetch_token(&self.shared.transport, demand, &self.named, answer.on_loopback)
+                        .await?,
+                )
             }
         };
         // One that was just refused would be refused again.
@@ -139,55 +143,60 @@ impl Repository {
     }
 
     /// The answer, if it is no refusal.
-    pub(super) async fn accept(&self, answer: Answer) -> Result<Answer, RegistryError> {
+    pub(super) async fn check_answer(&self, answer: RegistryAnswer) -> Result<RegistryAnswer, RegistryError> {
         let status = answer.response.status();
         if status.is_success() && is_html(&answer) {
             let message = format!("{} answered with HTML: a captive portal?", answer.from);
-            return Err(RegistryError::new(Kind::Unreachable, message));
+            return Err(RegistryError::new(ErrorKind::Unreachable, message));
         }
         if status.is_success() {
             return Ok(answer);
         }
-        let Answer { response, from, redirected, .. } = answer;
+        let RegistryAnswer { response, from, redirected, .. } = answer;
         let retry_after = retry_after(response.headers());
         let kind = match status.as_u16() {
-            429 => Kind::RateLimited { retry_after },
+            429 => ErrorKind::RateLimited { retry_after },
             // Of storage it means an expired URL, about which a new request to the registry helps.
-            401 | 403 | 404 if redirected => Kind::Server { retry_after: None },
-            401 | 403 => Kind::Unauthorized,
-            404 | 410 => Kind::NotFound,
-            _ => Kind::Server { retry_after },
+            401 | 403 | 404 if redirected => ErrorKind::Server { retry_after: None },
+            401 | 403 => ErrorKind::Unauthorized,
+            404 | 410 => ErrorKind::NotFound,
+            _ => ErrorKind::Server { retry_after },
         };
-        let words = body::read(response, MAX_ERROR).await.ok().and_then(|content| words(&content));
+        let words =
+            body::read_body(response, MAX_ERROR).await.ok().and_then(|content| refusal_message(&content));
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
         // No need to name the image: callers put it beside the reason.
         let message = match kind {
-            Kind::NotFound if self.is_own(&from) => format!("not found{words}"),
-            Kind::NotFound => format!("not found at {from}{words}"),
+            ErrorKind::NotFound if self.is_own(&from) => format!("not found{words}"),
+            ErrorKind::NotFound => format!("not found at {from}{words}"),
             _ => format!("{from} answers {status}{}{words}", kind.asked_wait()),
         };
         Err(RegistryError::new(kind, message))
     }
 
     /// Reads the body of an answer, of at most `limit` bytes.
-    pub(super) async fn read(&self, answer: Answer, limit: u64) -> Result<Vec<u8>, RegistryError> {
-        let Answer { response, from, .. } = answer;
+    pub(super) async fn read_answer(
+        &self,
+        answer: RegistryAnswer,
+        limit: u64,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let RegistryAnswer { response, from, .. } = answer;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let read = body::read(response, limit).await;
+        let read = body::read_body(response, limit).await;
         read.map_err(|error| RegistryError::new(error.kind, format!("{from}: {error}")))
     }
 }
 
 /// Whether it's a page for people. A registry has none at these paths; a network that wants its users to log in first answers
 /// every request with one.
-fn is_html(answer: &Answer) -> bool {
+fn is_html(answer: &RegistryAnswer) -> bool {
     let media_type = answer.response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let media_type = media_type.and_then(|text| text.split(';').next()).unwrap_or_default();
     ["text/html", "application/xhtml+xml"].iter().any(|html| media_type.trim().eq_ignore_ascii_case(html))
 }
 
 /// The registry's own message about its refusal, by the distribution specification.
-fn words(content: &[u8]) -> Option<String> {
+fn refusal_message(content: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Errors {
         errors: Vec<One>,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Repository, Resolved};
-use crate::error::{Kind, RegistryError};
+use super::{Repository, ResolvedReference};
+use crate::error::{ErrorKind, RegistryError};
 use crate::manifest::{Descriptor, Index, Platform};
 
 /// Deepest index in an index that is followed. One within another is known, more is not.
@@ -25,7 +25,7 @@ pub trait Contents: Sync {
     fn read(&self, digest: &str) -> impl Future<Output = Option<Vec<u8>>> + Send;
 
     /// Receives content that the registry had to be asked for, so that it can be kept for the next time.
-    fn keep(&self, _digest: &str, _content: &[u8]) {}
+    fn keep_content(&self, _digest: &str, _content: &[u8]) {}
 }
 
 /// Nothing is at hand.
@@ -41,7 +41,7 @@ impl Contents for Mutex<BTreeMap<String, Vec<u8>>> {
         self.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned()
     }
 
-    fn keep(&self, digest: &str, content: &[u8]) {
+    fn keep_content(&self, digest: &str, content: &[u8]) {
         self.lock().unwrap_or_else(PoisonError::into_inner).insert(digest.to_owned(), content.to_owned());
     }
 }
@@ -50,11 +50,11 @@ impl Repository {
     /// The manifest for a platform, with the indexes that lead to it. What was resolved may be a manifest itself.
     pub async fn choose(
         &self,
-        resolved: Resolved,
+        resolved: ResolvedReference,
         platform: &Platform,
         at_hand: &impl Contents,
     ) -> Result<Chosen, RegistryError> {
-        let Resolved { mut descriptor, manifest: mut known } = resolved;
+        let ResolvedReference { mut descriptor, manifest: mut known } = resolved;
         let mut indexes: Vec<(Descriptor, Vec<u8>)> = Vec::new();
         loop {
             let content = match known.take() {
@@ -66,16 +66,19 @@ impl Repository {
             }
             if !descriptor.is_index() {
                 let message = format!("manifests of the kind {:?} are not known here", descriptor.media_type);
-                return Err(RegistryError::new(Kind::Unsupported, message));
+                return Err(RegistryError::new(ErrorKind::Unsupported, message));
             }
             if indexes.len() == MAX_DEPTH {
-                return Err(RegistryError::new(Kind::Unsupported, "its indexes lead to ever more indexes"));
+                return Err(RegistryError::new(
+                    ErrorKind::Unsupported,
+                    "its indexes lead to ever more indexes",
+                ));
             }
             let next = Index::parse(&content)?.select(platform).cloned();
             let next = next.ok_or_else(|| {
                 let Platform { os, architecture, .. } = platform;
                 let message = format!("the image has no manifest for the platform {os}/{architecture}");
-                RegistryError::new(Kind::PlatformMismatch, message)
+                RegistryError::new(ErrorKind::PlatformMismatch, message)
             })?;
             indexes.push((std::mem::replace(&mut descriptor, next), content));
         }
@@ -89,8 +92,8 @@ impl Repository {
         if let Some(content) = at_hand.read(&descriptor.digest).await {
             return Ok(content);
         }
-        let content = self.manifest(descriptor).await?;
-        at_hand.keep(&descriptor.digest, &content);
+        let content = self.fetch_manifest(descriptor).await?;
+        at_hand.keep_content(&descriptor.digest, &content);
         Ok(content)
     }
 }

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 
 use super::Repository;
 use crate::address::Reach;
-use crate::error::{Kind, RegistryError};
-use crate::hosts::Endpoint;
+use crate::error::{ErrorKind, RegistryError};
+use crate::hosts::RegistryEndpoint;
 use crate::location;
 use crate::manifest::{Descriptor, OCI_INDEX};
-use crate::transport::{Answer, Body, HEAD, Link, is_on_loopback};
+use crate::transport::{ConnectionOptions, HEAD, RegistryAnswer, RequestBody, is_on_loopback};
 
 /// The header by which a registry confirms that it lists the manifest among the referrers of its subject.
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
@@ -34,33 +34,33 @@ struct Upload<'a> {
     target: Uri,
     headers: HeaderMap,
     /// Makes the body; called again where it must be sent again.
-    body: &'a (dyn Fn() -> Result<Body, RegistryError> + Sync),
+    body: &'a (dyn Fn() -> Result<RequestBody, RegistryError> + Sync),
     /// The time for all of it.
     limit: Duration,
 }
 
 impl Repository {
     /// The registry itself, to which pushes go: mirrors only answer pulls.
-    fn own_endpoint(&self) -> Result<&Endpoint, RegistryError> {
-        let none = || RegistryError::new(Kind::NotFound, "hosts.toml leaves no endpoint to push to");
+    fn own_endpoint(&self) -> Result<&RegistryEndpoint, RegistryError> {
+        let none = || RegistryError::new(ErrorKind::NotFound, "hosts.toml leaves no endpoint to push to");
         self.endpoints.last().ok_or_else(none)
     }
 
     /// Pushes a blob, unless the registry has it. Returns whether it was sent.
     pub async fn push_blob(&self, blob: &Descriptor, open: Open<'_>) -> Result<bool, RegistryError> {
         let endpoint = self.own_endpoint()?;
-        let path = self.path(endpoint, "blobs", &blob.digest);
-        let answer = self.ask(endpoint, Method::HEAD, &path, HeaderMap::new()).await?;
+        let path = self.object_path(endpoint, "blobs", &blob.digest);
+        let answer = self.ask_endpoint(endpoint, Method::HEAD, &path, HeaderMap::new()).await?;
         match answer.response.status().as_u16() {
             404 => {}
-            _ => return self.accept(answer).await.map(|_| false),
+            _ => return self.check_answer(answer).await.map(|_| false),
         }
         let path = format!("/{}/blobs/uploads/", self.reference.repository());
-        let answer = self.ask(endpoint, Method::POST, &path, HeaderMap::new()).await?;
-        let answer = self.accept(answer).await?;
+        let answer = self.ask_endpoint(endpoint, Method::POST, &path, HeaderMap::new()).await?;
+        let answer = self.check_answer(answer).await?;
         let target = upload_target(&answer, &blob.digest)?;
         let body = || {
-            let content = open().map_err(|error| unreadable(&error))?;
+            let content = open().map_err(|error| unreadable_source(&error))?;
             Ok(StreamBody::new(stream::iter(Pieces(content))).boxed_unsync())
         };
         let size = HeaderValue::from(blob.size);
@@ -68,8 +68,8 @@ impl Repository {
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, size), (CONTENT_TYPE, octets)]);
         let limit = HEAD + Duration::from_secs(blob.size / LEAST_RATE);
         let upload = Upload { target, headers, body: &body, limit };
-        let answer = self.put(endpoint, &answer, &upload).await?;
-        self.accept(answer).await.map(|_| true)
+        let answer = self.send_upload(endpoint, &answer, &upload).await?;
+        self.check_answer(answer).await.map(|_| true)
     }
 
     /// Pushes a manifest by its digest or under a tag. Returns whether the registry lists it among the referrers of its
@@ -82,17 +82,17 @@ impl Repository {
     ) -> Result<bool, RegistryError> {
         let endpoint = self.own_endpoint()?;
         // A question first: its answer has the scheme by which the registry is reached, and where it is.
-        let path = self.path(endpoint, "manifests", reference);
-        let answer = self.ask(endpoint, Method::HEAD, &path, HeaderMap::new()).await?;
+        let path = self.object_path(endpoint, "manifests", reference);
+        let answer = self.ask_endpoint(endpoint, Method::HEAD, &path, HeaderMap::new()).await?;
         let target = answer.uri.clone();
         let content = Bytes::copy_from_slice(content);
         let body = || Ok(Full::new(content.clone()).map_err(|never| match never {}).boxed_unsync());
-        let bad = |_| RegistryError::new(Kind::Protocol, format!("{media_type:.100?} is no media type"));
+        let bad = |_| RegistryError::new(ErrorKind::Protocol, format!("{media_type:.100?} is no media type"));
         let media_type = HeaderValue::from_str(media_type).map_err(bad)?;
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, media_type)]);
         let upload = Upload { target, headers, body: &body, limit: HEAD };
-        let answer = self.put(endpoint, &answer, &upload).await?;
-        let answer = self.accept(answer).await?;
+        let answer = self.send_upload(endpoint, &answer, &upload).await?;
+        let answer = self.check_answer(answer).await?;
         Ok(answer.response.headers().contains_key(SUBJECT))
     }
 
@@ -100,7 +100,7 @@ impl Repository {
     /// so at the same moment may lose one: the specification has nothing better.
     pub async fn attach_by_tag(&self, subject: &str, referrer: &Descriptor) -> Result<(), RegistryError> {
         let tag = subject.replace(':', "-");
-        let known = match self.places().last() {
+        let known = match self.referrer_places().last() {
             Some(place) => place.resolve_tag(&tag).await?,
             None => None,
         };
@@ -108,16 +108,16 @@ impl Repository {
         if let Some(known) = known.filter(|known| known.descriptor.is_index()) {
             let content = match known.manifest {
                 Some(content) => content,
-                None => self.manifest(&known.descriptor).await?,
+                None => self.fetch_manifest(&known.descriptor).await?,
             };
-            let bad = |_| RegistryError::new(Kind::Protocol, format!("the tag {tag} is no index"));
+            let bad = |_| RegistryError::new(ErrorKind::Protocol, format!("the tag {tag} is no index"));
             index = serde_json::from_slice(&content).map_err(bad)?;
         }
-        let bad = |_| RegistryError::new(Kind::Protocol, "a descriptor is no JSON");
+        let bad = |_| RegistryError::new(ErrorKind::Protocol, "a descriptor is no JSON");
         let entry = serde_json::to_value(referrer).map_err(bad)?;
         let Some(Value::Array(manifests)) = index.get_mut("manifests") else {
             return Err(RegistryError::new(
-                Kind::Protocol,
+                ErrorKind::Protocol,
                 format!("the tag {tag} has no list of manifests"),
             ));
         };
@@ -127,17 +127,17 @@ impl Repository {
     }
 
     /// Sends a body, and sends it again with a new token if the first one isn't enough to push.
-    async fn put(
+    async fn send_upload(
         &self,
-        endpoint: &Endpoint,
-        before: &Answer,
+        endpoint: &RegistryEndpoint,
+        before: &RegistryAnswer,
         Upload { target, headers, body, limit }: &Upload<'_>,
-    ) -> Result<Answer, RegistryError> {
+    ) -> Result<RegistryAnswer, RegistryError> {
         let own = !before.redirected && location::same_origin(target, &before.uri);
         let named = target.host().is_some_and(|host| self.named.iter().any(|named| named == host));
         let reach = if named { Reach::Any } else { Reach::Led { loopback: before.on_loopback } };
-        let link = Link { reach, dial: endpoint.dial, receive_ahead: self.receive_ahead };
-        let mut shown = self.shown(endpoint).filter(|_| own);
+        let link = ConnectionOptions { reach, dial: endpoint.dial, receive_ahead: self.receive_ahead };
+        let mut shown = self.first_authorization(endpoint).filter(|_| own);
         let mut tries = 0;
         loop {
             let mut request = Request::new(body()?);
@@ -152,9 +152,10 @@ impl Repository {
             let response = response.map_err(|failed| failed.into_error(endpoint.name()))?;
             let on_loopback = is_on_loopback(&response);
             let from = target.authority().map(ToString::to_string).unwrap_or_default();
-            let answer = Answer { response, uri: target.clone(), from, redirected: !own, on_loopback };
+            let answer =
+                RegistryAnswer { response, uri: target.clone(), from, redirected: !own, on_loopback };
             tries += 1;
-            match self.authorize(endpoint, &Method::PUT, &answer, shown.as_ref()).await? {
+            match self.answer_challenge(endpoint, &Method::PUT, &answer, shown.as_ref()).await? {
                 Some(authorization) if tries == 1 => shown = Some(authorization),
                 _ => return Ok(answer),
             }
@@ -163,13 +164,13 @@ impl Repository {
 }
 
 /// The URL that an upload goes to, with the digest of the blob.
-fn upload_target(answer: &Answer, digest: &str) -> Result<Uri, RegistryError> {
+fn upload_target(answer: &RegistryAnswer, digest: &str) -> Result<Uri, RegistryError> {
     let bad = |what: &str| {
-        RegistryError::new(Kind::Protocol, format!("{}: it begins an upload {what}", answer.from))
+        RegistryError::new(ErrorKind::Protocol, format!("{}: it begins an upload {what}", answer.from))
     };
     let location = answer.response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
     let location = location.ok_or_else(|| bad("without a location"))?;
-    let target = location::join(&answer.uri, location).ok_or_else(|| bad("at what is no URL of HTTP"))?;
+    let target = location::join_url(&answer.uri, location).ok_or_else(|| bad("at what is no URL of HTTP"))?;
     if answer.uri.scheme_str() == Some("https") && target.scheme_str() == Some("http") {
         return Err(bad("without TLS: the registry doesn't know that it is behind a proxy with TLS"));
     }
@@ -179,8 +180,8 @@ fn upload_target(answer: &Answer, digest: &str) -> Result<Uri, RegistryError> {
     text.parse().map_err(|_| bad("at what is no URL of HTTP"))
 }
 
-fn unreadable(error: &io::Error) -> RegistryError {
-    RegistryError::new(Kind::Protocol, format!("cannot read what should be pushed: {error}"))
+fn unreadable_source(error: &io::Error) -> RegistryError {
+    RegistryError::new(ErrorKind::Protocol, format!("cannot read what should be pushed: {error}"))
 }
 
 /// The pieces of a content.

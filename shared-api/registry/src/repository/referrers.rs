@@ -8,10 +8,10 @@ use futures::future::FutureExt;
 use http::header::{ACCEPT, LINK};
 use http::{HeaderMap, HeaderValue, Method};
 
-use super::{Repository, Resolved};
+use super::{Repository, ResolvedReference};
 use crate::blob::HostId;
-use crate::error::{Kind, RegistryError};
-use crate::hosts::Endpoint;
+use crate::error::{ErrorKind, RegistryError};
+use crate::hosts::RegistryEndpoint;
 use crate::manifest::{Descriptor, Index, MAX_MANIFEST, OCI_INDEX};
 
 /// Most parts of a list of referrers that are read: registries put 50 or more into one.
@@ -19,13 +19,13 @@ const MAX_PARTS: usize = 8;
 
 /// One endpoint of a repository: a mirror, or the registry itself.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct ReferrerPlace<'a> {
     repository: &'a Repository,
-    endpoint: &'a Endpoint,
+    endpoint: &'a RegistryEndpoint,
 }
 
 /// The referrers of a digest, as an endpoint has listed them.
-pub(super) struct Listed {
+pub(super) struct ListedReferrers {
     endpoint: HostId,
     digest: String,
     referrers: Vec<Descriptor>,
@@ -34,21 +34,21 @@ pub(super) struct Listed {
 impl Repository {
     /// The endpoints at which something may stand beside an image, in their order. One that may resolve tags is asked for
     /// referrers too: a hosts.toml from before containerd 2.1 couldn't say `referrers`, and a signature proves itself.
-    pub fn places(&self) -> Vec<Place<'_>> {
+    pub fn referrer_places(&self) -> Vec<ReferrerPlace<'_>> {
         let able = self.endpoints.iter().filter(|endpoint| {
             let may = endpoint.capabilities;
             may.resolve || may.referrers
         });
-        able.map(|endpoint| Place { repository: self, endpoint }).collect()
+        able.map(|endpoint| ReferrerPlace { repository: self, endpoint }).collect()
     }
 }
 
-impl Place<'_> {
+impl ReferrerPlace<'_> {
     /// Asks what a tag of the repository points to here. `None` if there is no such tag.
-    pub async fn resolve_tag(&self, tag: &str) -> Result<Option<Resolved>, RegistryError> {
+    pub async fn resolve_tag(&self, tag: &str) -> Result<Option<ResolvedReference>, RegistryError> {
         match self.repository.resolve_at(self.endpoint, tag).boxed().await {
             Ok(resolved) => Ok(Some(resolved)),
-            Err(error) if error.kind == Kind::NotFound => Ok(None),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -57,12 +57,12 @@ impl Place<'_> {
     /// list in several parts, the first eight. The endpoint is asked once.
     pub async fn referrers(&self, digest: &str) -> Result<Vec<Descriptor>, RegistryError> {
         let mut all = self.repository.listed.lock().await;
-        let endpoint = self.endpoint.id();
+        let endpoint = self.endpoint.host_id();
         if let Some(listed) = all.iter().find(|one| one.endpoint == endpoint && one.digest == digest) {
             return Ok(listed.referrers.clone());
         }
         let referrers = self.ask_referrers(digest).await?;
-        all.push(Listed { endpoint, digest: digest.to_owned(), referrers: referrers.clone() });
+        all.push(ListedReferrers { endpoint, digest: digest.to_owned(), referrers: referrers.clone() });
         Ok(referrers)
     }
 
@@ -80,7 +80,7 @@ impl Place<'_> {
         }
         let content = match resolved.manifest {
             Some(content) => content,
-            None => self.repository.manifest(&resolved.descriptor).await?,
+            None => self.repository.fetch_manifest(&resolved.descriptor).await?,
         };
         Ok(Index::parse(&content)?.manifests)
     }
@@ -88,17 +88,17 @@ impl Place<'_> {
     /// `None` if the endpoint does not know the API.
     async fn referrers_by_api(&self, digest: &str) -> Result<Option<Vec<Descriptor>>, RegistryError> {
         let Self { repository, endpoint } = self;
-        let path = repository.path(endpoint, "referrers", digest);
+        let path = repository.object_path(endpoint, "referrers", digest);
         let (mut part, mut referrers) = (path.clone(), Vec::new());
         for _ in 0..MAX_PARTS {
             let accept = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(OCI_INDEX))]);
-            let answer = repository.ask(endpoint, Method::GET, &part, accept).await?;
+            let answer = repository.ask_endpoint(endpoint, Method::GET, &part, accept).await?;
             if matches!(answer.response.status().as_u16(), 400 | 404 | 405 | 501) {
                 return Ok((!referrers.is_empty()).then_some(referrers));
             }
-            let answer = repository.accept(answer).await?;
+            let answer = repository.check_answer(answer).await?;
             let next = answer.response.headers().get(LINK).and_then(next_query);
-            let content = repository.read(answer, MAX_MANIFEST).await?;
+            let content = repository.read_answer(answer, MAX_MANIFEST).await?;
             referrers.extend(Index::parse(&content)?.manifests);
             let Some(query) = next else { break };
             let separator = if path.contains('?') { '&' } else { '?' };

@@ -12,7 +12,7 @@ impl Repository {
     /// registry knows no ranges.
     pub async fn unpacked_size(&self, layer: &Descriptor) -> Result<Option<u64>, RegistryError> {
         let Some(from) = layer.size.checked_sub(FIELD).filter(|_| layer.is_gzip()) else { return Ok(None) };
-        let mut stream = self.blob(layer, from, &[]).await?;
+        let mut stream = self.fetch_blob(layer, from, &[]).await?;
         if stream.offset() != from {
             return Ok(None);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
-use prepull_registry::{Kind, digest::sha256};
+use prepull_registry::{ErrorKind, digest::sha256};
 
 use crate::server::{Reply, Seen, Server, at_with, client, reply, repository, write_hosts};
 
@@ -133,7 +133,7 @@ async fn a_password_is_shown_only_after_it_was_asked_for() {
     repository.resolve().await.unwrap();
     let shown: Vec<_> = server.seen().iter().map(|seen| seen.header("authorization").is_empty()).collect();
     assert_eq!(shown, [true, false, false]);
-    assert_eq!(at_with(&server, None).resolve().await.unwrap_err().kind, Kind::Unauthorized);
+    assert_eq!(at_with(&server, None).resolve().await.unwrap_err().kind, ErrorKind::Unauthorized);
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn a_registry_token_is_shown_as_it_is() {
     assert_eq!(server.seen().len(), 1);
     let wrong =
         RegistryCredential { registry_token: Sensitive::new("wrong"), ..RegistryCredential::default() };
-    assert_eq!(at_with(&server, Some(&wrong)).resolve().await.unwrap_err().kind, Kind::Unauthorized);
+    assert_eq!(at_with(&server, Some(&wrong)).resolve().await.unwrap_err().kind, ErrorKind::Unauthorized);
 }
 
 #[tokio::test]
@@ -180,19 +180,19 @@ async fn a_refused_token_is_retried_once() {
     })
     .await;
     let error = at_with(&server, Some(&password())).resolve().await.unwrap_err();
-    assert_eq!(error.kind, Kind::Unauthorized);
+    assert_eq!(error.kind, ErrorKind::Unauthorized);
     assert_eq!(server.seen().len(), 3);
 }
 
 #[tokio::test]
 async fn token_servers_are_bounded_and_cannot_redirect() {
     for (kind, expected) in [
-        ("empty", Kind::Protocol),
-        ("huge", Kind::Protocol),
-        ("redirecting", Kind::Unsupported),
-        ("none", Kind::Unauthorized),
-        ("busy", Kind::RateLimited { retry_after: Some(Duration::from_secs(7)) }),
-        ("restarting", Kind::Server { retry_after: Some(Duration::from_secs(7)) }),
+        ("empty", ErrorKind::Protocol),
+        ("huge", ErrorKind::Protocol),
+        ("redirecting", ErrorKind::Unsupported),
+        ("none", ErrorKind::Unauthorized),
+        ("busy", ErrorKind::RateLimited { retry_after: Some(Duration::from_secs(7)) }),
+        ("restarting", ErrorKind::Server { retry_after: Some(Duration::from_secs(7)) }),
     ] {
         let server = with_tokens(kind).await;
         let error = at_with(&server, Some(&password())).resolve().await.unwrap_err();
@@ -215,12 +215,12 @@ async fn realms_that_lead_astray_are_not_asked() {
     ] {
         let server = Server::start(move |_| refuse(&format!(r#"Bearer realm="{realm}""#))).await;
         let error = at_with(&server, Some(&password())).resolve().await.unwrap_err();
-        assert_eq!(error.kind, Kind::Protocol, "{realm}: {error}");
+        assert_eq!(error.kind, ErrorKind::Protocol, "{realm}: {error}");
         assert!(!error.message.contains("pass@"), "{error}");
     }
     let server =
         Server::start(|_| refuse(&format!(r#"Bearer realm="http://a",scope="{}""#, "x".repeat(9000)))).await;
-    assert_eq!(at_with(&server, None).resolve().await.unwrap_err().kind, Kind::Protocol);
+    assert_eq!(at_with(&server, None).resolve().await.unwrap_err().kind, ErrorKind::Protocol);
 }
 
 #[tokio::test]
@@ -259,7 +259,7 @@ async fn another_credential_and_another_repository_get_tokens_of_their_own() {
     assert_eq!(tokens, 2);
     // With a credential nothing of the anonymous one is used.
     let error = repository(&client, "r.example/team/app:v1", Some(&password())).resolve().await.unwrap_err();
-    assert_eq!(error.kind, Kind::Unauthorized);
+    assert_eq!(error.kind, ErrorKind::Unauthorized);
 }
 
 #[tokio::test]
@@ -273,7 +273,7 @@ async fn no_error_and_no_debug_print_shows_a_credential() {
         })
         .await;
         let blob = Descriptor { digest: sha256(b"x"), size: 1, ..Descriptor::default() };
-        let error = at_with(&server, Some(&password())).blob(&blob, 0, &[]).await.unwrap_err();
+        let error = at_with(&server, Some(&password())).fetch_blob(&blob, 0, &[]).await.unwrap_err();
         assert!(!format!("{error:?}").contains(SECRET), "{error:?}");
         assert!(!format!("{error:?}").contains("YWxpY2U6"), "{error:?}");
     }

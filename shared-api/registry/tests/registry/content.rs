@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use prepull_registry::manifest::{Descriptor, OCI_INDEX, OCI_MANIFEST, Platform};
-use prepull_registry::{Kind, digest::sha256};
+use prepull_registry::{ErrorKind, digest::sha256};
 
 use crate::server::{Reply, Seen, Server, at, drain, is_send, reply};
 
@@ -34,10 +34,10 @@ async fn a_request_without_an_answer_is_sent_once_more() {
             if *asked > silent { reply(200, &[], CONTENT) } else { Reply::Raw(Vec::new()) }
         })
         .await;
-        let answer = at(&server).blob(&blob(), 0, &[]).await;
+        let answer = at(&server).fetch_blob(&blob(), 0, &[]).await;
         assert_eq!((server.seen().len(), answer.is_ok()), (sent, comes), "{silent}");
         if let Err(error) = answer {
-            assert_eq!(error.kind, Kind::Unreachable, "{error}");
+            assert_eq!(error.kind, ErrorKind::Unreachable, "{error}");
         }
     }
 }
@@ -101,10 +101,10 @@ async fn a_blob_goes_on_where_it_was_left() {
     let server = Server::start(serve_ranges).await;
     let repository = at(&server);
     for offset in [0, 4, 9] {
-        let mut stream = is_send(repository.blob(&blob(), offset, &[])).await.unwrap();
+        let mut stream = is_send(repository.fetch_blob(&blob(), offset, &[])).await.unwrap();
         assert_eq!(stream.offset(), offset);
         assert!(is_send(stream.next()).await.unwrap().is_ok());
-        let stream = repository.blob(&blob(), offset, &[]).await.unwrap();
+        let stream = repository.fetch_blob(&blob(), offset, &[]).await.unwrap();
         assert_eq!(drain(stream).await, (CONTENT[usize::try_from(offset).unwrap()..].to_vec(), None));
     }
     assert_eq!(server.seen()[0].header("range"), "", "a whole blob needs no range");
@@ -113,7 +113,7 @@ async fn a_blob_goes_on_where_it_was_left() {
 #[tokio::test]
 async fn a_registry_without_ranges_begins_at_the_beginning() {
     let server = Server::start(|_| reply(200, &[], CONTENT)).await;
-    let stream = at(&server).blob(&blob(), 4, &[]).await.unwrap();
+    let stream = at(&server).fetch_blob(&blob(), 4, &[]).await.unwrap();
     assert_eq!(stream.offset(), 0);
     assert_eq!(drain(stream).await, (CONTENT.to_vec(), None));
 }
@@ -132,7 +132,7 @@ async fn the_last_bytes_of_a_layer_tell_its_unpacked_size() {
     let failing = Server::start(|_| reply(500, &[], "")).await;
     assert_eq!(
         at(&failing).unpacked_size(&layer).await.unwrap_err().kind,
-        Kind::Server { retry_after: None }
+        ErrorKind::Server { retry_after: None }
     );
 }
 
@@ -140,7 +140,7 @@ async fn the_last_bytes_of_a_layer_tell_its_unpacked_size() {
 async fn empty_ranges_are_no_error() {
     let server = Server::start(|_| reply(200, &[], "")).await;
     let empty = Descriptor { digest: sha256(b""), size: 0, ..Descriptor::default() };
-    let stream = at(&server).blob(&empty, 0, &[]).await.unwrap();
+    let stream = at(&server).fetch_blob(&empty, 0, &[]).await.unwrap();
     assert_eq!(drain(stream).await, (vec![], None));
 }
 
@@ -179,7 +179,7 @@ async fn the_manifest_of_the_platform_is_found_through_nested_indexes() {
     let other =
         Platform { os: "linux".to_owned(), architecture: "riscv64".to_owned(), variant: String::new() };
     let error = repository.choose(resolved, &other, &()).await.unwrap_err();
-    assert_eq!(error.kind, Kind::PlatformMismatch);
+    assert_eq!(error.kind, ErrorKind::PlatformMismatch);
     assert!(error.message.contains("linux/riscv64"), "{error}");
 }
 
@@ -203,7 +203,7 @@ async fn referrers_are_found_by_api_or_tag() {
         })
         .await;
         let repository = at(&server);
-        let referrers = is_send(repository.places()[0].referrers(&sha256(b"image"))).await.unwrap();
+        let referrers = is_send(repository.referrer_places()[0].referrers(&sha256(b"image"))).await.unwrap();
         assert_eq!(referrers.len(), 1, "by API: {by_api}");
         assert_eq!(referrers[0].artifact_type.as_deref(), Some("a/b"));
         assert_eq!(referrers[0].annotations["k"], "v");
@@ -215,8 +215,8 @@ async fn referrers_are_found_by_api_or_tag() {
         reply(200, &[("Link", "</v2/other/referrers/y?n=1&last=x>; rel=\"next\"")], &index)
     })
     .await;
-    let referrers = at(&server).places()[0].referrers(&sha256(b"image")).await.unwrap();
+    let referrers = at(&server).referrer_places()[0].referrers(&sha256(b"image")).await.unwrap();
     assert_eq!((referrers.len(), server.seen().len()), (8, 8));
     let none = Server::start(|_| reply(404, &[], "")).await;
-    assert_eq!(at(&none).places()[0].referrers(&sha256(b"image")).await.unwrap(), []);
+    assert_eq!(at(&none).referrer_places()[0].referrers(&sha256(b"image")).await.unwrap(), []);
 }

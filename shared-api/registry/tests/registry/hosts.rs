@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
-use prepull_registry::{Kind, digest::sha256};
+use prepull_registry::{ErrorKind, digest::sha256};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -70,7 +70,7 @@ impl Authority {
 }
 
 /// Resolves `r.example/team/app:v1` with this hosts.toml.
-async fn resolve(hosts: &Path, text: &str) -> Result<(), Kind> {
+async fn resolve(hosts: &Path, text: &str) -> Result<(), ErrorKind> {
     write_hosts(hosts, "r.example", text);
     let resolved = repository(&client(hosts), "r.example/team/app:v1", None).resolve().await;
     resolved.map(drop).map_err(|error| error.kind)
@@ -92,17 +92,17 @@ async fn every_tls_setting_of_a_host_works() {
     let closed = Server::start_with(Some(authority.acceptor(true)), manifest).await;
 
     for (server, text, expected) in [
-        (&open, "", Err(Kind::NoConnection)),
-        (&open, "ca = \"other.pem\"", Err(Kind::NoConnection)),
+        (&open, "", Err(ErrorKind::NoConnection)),
+        (&open, "ca = \"other.pem\"", Err(ErrorKind::NoConnection)),
         (&open, "ca = \"ca.pem\"", Ok(())),
         (&open, "ca = [\"other.pem\", \"ca.pem\"]", Ok(())),
         (&open, "skip_verify = true", Ok(())),
-        (&open, "skip_verify = false", Err(Kind::NoConnection)),
-        (&closed, "ca = \"ca.pem\"", Err(Kind::NoConnection)),
+        (&open, "skip_verify = false", Err(ErrorKind::NoConnection)),
+        (&closed, "ca = \"ca.pem\"", Err(ErrorKind::NoConnection)),
         (&closed, "ca = \"ca.pem\"\nclient = [[\"client.pem\", \"client.key\"]]", Ok(())),
         (&closed, "ca = \"ca.pem\"\nclient = \"both.pem\"", Ok(())),
         (&closed, "ca = \"ca.pem\"\nclient = [\"both.pem\"]", Ok(())),
-        (&closed, "ca = \"ca.pem\"\nclient = \"client.pem\"", Err(Kind::Unsupported)),
+        (&closed, "ca = \"ca.pem\"\nclient = \"client.pem\"", Err(ErrorKind::Unsupported)),
     ] {
         let text = format!("server = \"https://{}\"\n{text}\n", server.at);
         assert_eq!(resolve(hosts.path(), &text).await, expected, "{text}");
@@ -133,7 +133,7 @@ async fn plain_http_is_tried_as_containerd_does() {
     repository(&client(hosts.path()), &image, None).resolve().await.unwrap();
     // For any other, TLS means TLS.
     let text = format!("server = \"https://{}\"\n", server.at);
-    assert_eq!(resolve(hosts.path(), &text).await, Err(Kind::NoConnection));
+    assert_eq!(resolve(hosts.path(), &text).await, Err(ErrorKind::NoConnection));
 }
 
 #[tokio::test]
@@ -156,7 +156,7 @@ async fn capable_mirrors_are_asked_first() {
         (0, 1),
         "a tag is not asked of a mirror that only pulls"
     );
-    let stream = repository.blob(&blob(), 0, &[]).await.unwrap();
+    let stream = repository.fetch_blob(&blob(), 0, &[]).await.unwrap();
     assert_eq!(stream.host().to_string(), at);
     let host = stream.host().clone();
     assert_eq!(drain(stream).await.0, CONTENT);
@@ -165,7 +165,7 @@ async fn capable_mirrors_are_asked_first() {
     assert_eq!((seen[0].target.as_str(), seen[0].header("x-own")), (target.as_str(), "canary"));
 
     // A mirror that has sent wrong content is asked last; here the registry does not have the blob.
-    let stream = repository.blob(&blob(), 0, std::slice::from_ref(&host)).await.unwrap();
+    let stream = repository.fetch_blob(&blob(), 0, std::slice::from_ref(&host)).await.unwrap();
     assert_eq!((stream.host(), registry.seen().len(), mirror.seen().len()), (&host, 2, 2));
     assert_eq!(registry.seen()[1].header("x-own"), "");
 }
@@ -183,7 +183,7 @@ async fn a_mirror_that_fails_is_followed_by_the_next_endpoint() {
         write_hosts(hosts.path(), "r.example", &text);
         let repository = repository(&client(hosts.path()), "r.example/team/app:v1", None);
         repository.resolve().await.unwrap();
-        let stream = repository.blob(&blob(), 0, &[]).await.unwrap();
+        let stream = repository.fetch_blob(&blob(), 0, &[]).await.unwrap();
         assert_eq!(stream.host().to_string(), registry.at.to_string(), "{status}");
         assert_eq!(mirror.seen().len(), 2, "{status}");
     }
@@ -199,16 +199,16 @@ async fn a_mirror_that_trickles_gives_way() {
     write_hosts(hosts.path(), "r.example", &text);
     let repository = repository(&client(hosts.path()), "r.example/team/app:v1", None);
 
-    let stream = repository.blob(&large, 0, &[]).await.unwrap();
+    let stream = repository.fetch_blob(&large, 0, &[]).await.unwrap();
     let slow = stream.host().clone();
     let begun = Instant::now();
     let (_, error) = drain(stream).await;
     let error = error.unwrap();
-    assert_eq!(error.kind, Kind::TooSlow, "{error}");
+    assert_eq!(error.kind, ErrorKind::TooSlow, "{error}");
     assert!(begun.elapsed() < Duration::from_secs(150), "after {:?}", begun.elapsed());
 
     // The last endpoint may be as slow as it likes.
-    let mut stream = repository.blob(&large, 0, &[slow]).await.unwrap();
+    let mut stream = repository.fetch_blob(&large, 0, &[slow]).await.unwrap();
     assert_eq!(stream.host().to_string(), registry.at.to_string());
     while begun.elapsed() < Duration::from_secs(1000) {
         assert_eq!(stream.next().await.unwrap().unwrap().len(), 1);

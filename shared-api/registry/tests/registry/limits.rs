@@ -2,7 +2,7 @@
 
 use peak_alloc::PeakAlloc;
 use prepull_registry::manifest::{Descriptor, Index, OCI_INDEX, OCI_MANIFEST, Platform};
-use prepull_registry::{Kind, digest::sha256};
+use prepull_registry::{ErrorKind, digest::sha256};
 
 use crate::server::{Reply, Server, at, drain, reply};
 
@@ -22,21 +22,27 @@ async fn endless_answers_take_bounded_memory() {
     // A manifest without end, with any head.
     let server = endless("HTTP/1.1 200 OK\r\n\r\n").await;
     let beside = at(&server);
-    let error = beside.places()[0].resolve_tag("x").await.unwrap_err();
-    assert_eq!(error.kind, Kind::Protocol, "{error}");
-    assert_eq!(beside.places()[0].referrers(&sha256(b"x")).await.unwrap_err().kind, Kind::Protocol);
+    let error = beside.referrer_places()[0].resolve_tag("x").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Protocol, "{error}");
+    assert_eq!(
+        beside.referrer_places()[0].referrers(&sha256(b"x")).await.unwrap_err().kind,
+        ErrorKind::Protocol
+    );
     let small = Descriptor { digest: sha256(b"x"), size: 5, ..Descriptor::default() };
-    assert_eq!(at(&server).small_blob(&small, 100).await.unwrap_err().kind, Kind::Protocol);
-    assert_eq!(at(&server).small_blob(&blob, 100).await.unwrap_err().kind, Kind::Protocol);
+    assert_eq!(at(&server).small_blob(&small, 100).await.unwrap_err().kind, ErrorKind::Protocol);
+    assert_eq!(at(&server).small_blob(&blob, 100).await.unwrap_err().kind, ErrorKind::Protocol);
     // An error message without end.
     let server = endless("HTTP/1.1 500 Oh\r\n\r\n").await;
-    assert_eq!(at(&server).blob(&blob, 0, &[]).await.unwrap_err().kind, Kind::Server { retry_after: None });
+    assert_eq!(
+        at(&server).fetch_blob(&blob, 0, &[]).await.unwrap_err().kind,
+        ErrorKind::Server { retry_after: None }
+    );
     // A head without end.
     let server = endless("HTTP/1.1 200 OK\r\nX-Long: ").await;
-    assert_eq!(at(&server).blob(&blob, 0, &[]).await.unwrap_err().kind, Kind::Protocol);
+    assert_eq!(at(&server).fetch_blob(&blob, 0, &[]).await.unwrap_err().kind, ErrorKind::Protocol);
     // A blob of 64 MiB that isn't kept.
     let server = endless("HTTP/1.1 200 OK\r\n\r\n").await;
-    let mut stream = at(&server).blob(&blob, 0, &[]).await.unwrap();
+    let mut stream = at(&server).fetch_blob(&blob, 0, &[]).await.unwrap();
     let mut bytes = 0;
     while let Some(chunk) = stream.next().await {
         bytes += chunk.unwrap().len() as u64;
@@ -51,7 +57,7 @@ async fn endless_answers_take_bounded_memory() {
 async fn too_many_headers_are_refused() {
     let head = format!("HTTP/1.1 200 OK\r\n{}\r\n", "X-One: 1\r\n".repeat(5000)).into_bytes();
     let server = Server::start(move |_| Reply::Raw(head.clone())).await;
-    assert_eq!(at(&server).resolve().await.unwrap_err().kind, Kind::Protocol);
+    assert_eq!(at(&server).resolve().await.unwrap_err().kind, ErrorKind::Protocol);
 }
 
 #[tokio::test]
@@ -70,7 +76,7 @@ async fn manifests_beyond_four_mebibytes_are_refused() {
     })
     .await;
     let error = at(&server).resolve().await.unwrap_err();
-    assert_eq!(error.kind, Kind::Protocol);
+    assert_eq!(error.kind, ErrorKind::Protocol);
     assert_eq!(server.seen().len(), 1, "by its head");
 }
 
@@ -96,8 +102,8 @@ async fn endless_indexes_come_to_an_end() {
     let repository = at(&server);
     let resolved = repository.resolve().await.unwrap();
     let error = repository.choose(resolved.clone(), &Platform::of_this_machine(), &()).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Unsupported, "left to the runtime");
+    assert_eq!(error.kind, ErrorKind::Unsupported, "left to the runtime");
     assert!(error.message.contains("ever more"), "{error}");
-    let stream = drain(repository.blob(&resolved.descriptor, 0, &[]).await.unwrap()).await;
+    let stream = drain(repository.fetch_blob(&resolved.descriptor, 0, &[]).await.unwrap()).await;
     assert_eq!(stream.1, None);
 }

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
-use prepull_registry::Kind;
+use prepull_registry::ErrorKind;
 use prepull_registry::digest::sha256;
 use prepull_registry::manifest::{Descriptor, OCI_INDEX, OCI_MANIFEST};
 use serde_json::{Value, json};
@@ -86,7 +86,7 @@ async fn a_refused_push_is_an_error() {
     })
     .await;
     let error = at(&server).push_blob(&blob(), &open).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Unauthorized);
+    assert_eq!(error.kind, ErrorKind::Unauthorized);
     assert!(error.message.contains("DENIED read only"), "{error}");
 }
 

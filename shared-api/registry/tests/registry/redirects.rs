@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_registry::manifest::Descriptor;
-use prepull_registry::{Kind, Proxies, digest::sha256};
+use prepull_registry::{ErrorKind, Proxies, digest::sha256};
 
 use crate::server::{Server, at, at_with, client, client_with, drain, reply, repository, write_hosts};
 
@@ -32,7 +32,7 @@ async fn redirects_keep_the_range_and_drop_credentials() {
         ..RegistryCredential::default()
     };
     let repository = repository(&client(hosts.path()), "r.example/team/app:v1", Some(&credential));
-    let stream = repository.blob(&blob(), 4, &[]).await.unwrap();
+    let stream = repository.fetch_blob(&blob(), 4, &[]).await.unwrap();
     assert_eq!((stream.offset(), stream.host().to_string()), (4, registry.at.to_string()));
     assert_eq!(drain(stream).await, (b"456789".to_vec(), None));
     assert_eq!(registry.seen()[1].header("x-own"), "canary");
@@ -54,8 +54,8 @@ async fn an_expired_redirect_keeps_the_credential() {
             password: Sensitive::new("p"),
             ..RegistryCredential::default()
         };
-        let error = at_with(&registry, Some(&credential)).blob(&blob(), 0, &[]).await.unwrap_err();
-        assert_eq!(error.kind, Kind::Server { retry_after: None }, "{status}: {error}");
+        let error = at_with(&registry, Some(&credential)).fetch_blob(&blob(), 0, &[]).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Server { retry_after: None }, "{status}: {error}");
         assert_eq!(storage.seen().len(), 1, "shown nothing");
     }
 }
@@ -63,8 +63,8 @@ async fn an_expired_redirect_keeps_the_credential() {
 #[tokio::test]
 async fn redirects_in_a_loop_come_to_an_end() {
     let registry = Server::start(|seen| reply(302, &[("Location", &seen.target)], "")).await;
-    let error = at(&registry).blob(&blob(), 0, &[]).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Protocol);
+    let error = at(&registry).fetch_blob(&blob(), 0, &[]).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Protocol);
     assert!(error.message.contains("more than 10 times"), "{error}");
     assert_eq!(registry.seen().len(), 11);
 }
@@ -91,8 +91,8 @@ async fn no_redirect_leads_to_metadata_services_or_out_of_http() {
             to => reply(302, &[("Location", to)], ""),
         })
         .await;
-        let error = at(&registry).blob(&blob(), 0, &[]).await.unwrap_err();
-        assert_eq!(error.kind, Kind::Protocol, "{to}: {error}");
+        let error = at(&registry).fetch_blob(&blob(), 0, &[]).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Protocol, "{to}: {error}");
         assert!(!error.message.contains("meta-data") && !error.message.contains("pass@"), "{error}");
     }
 }
@@ -107,12 +107,12 @@ async fn a_registry_elsewhere_does_not_lead_to_the_node_itself() {
         let through = format!("http://{}", proxy.at);
         // Of the last one no program of this test would know that it is an address; the resolver does.
         let variables = BTreeMap::from([("HTTP_PROXY", through), ("NO_PROXY", "127.1".to_owned())]);
-        let proxies = Proxies::read(|name| variables.get(name).cloned());
+        let proxies = Proxies::from_variables(|name| variables.get(name).cloned());
         let hosts = tempfile::tempdir().unwrap();
         write_hosts(hosts.path(), "r.example", "server = \"http://r.example\"\n");
         let repository = repository(&client_with(hosts.path(), proxies), "r.example/team/app:v1", None);
-        let error = repository.blob(&blob(), 0, &[]).await.unwrap_err();
-        assert_eq!(error.kind, Kind::Protocol, "{host}: {error}");
+        let error = repository.fetch_blob(&blob(), 0, &[]).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Protocol, "{host}: {error}");
         assert!(error.message.contains("loopback"), "{host}: {error}");
         assert!(proxy.seen()[0].target.starts_with("http://r.example/v2/"), "{:?}", proxy.seen());
     }
@@ -124,6 +124,6 @@ async fn a_local_registry_may_redirect_locally() {
     let storage = Server::start(|_| reply(200, &[], CONTENT)).await;
     let to = format!("http://localhost:{}/blob", storage.at.port());
     let registry = Server::start(move |_| reply(302, &[("Location", &to)], "")).await;
-    let stream = at(&registry).blob(&blob(), 0, &[]).await.unwrap();
+    let stream = at(&registry).fetch_blob(&blob(), 0, &[]).await.unwrap();
     assert_eq!(drain(stream).await, (CONTENT.to_vec(), None));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::Reference;
 use prepull_registry::{
-    BlobStream, HostsFiles, Proxies, RegistryClient, RegistryError, Repository, Settings,
+    BlobStream, ClientSettings, HostsFiles, Proxies, RegistryClient, RegistryError, Repository,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -166,7 +166,7 @@ pub(crate) fn client(hosts: &Path) -> RegistryClient {
 }
 
 pub(crate) fn client_with(hosts: &Path, proxies: Proxies) -> RegistryClient {
-    RegistryClient::new(Settings {
+    RegistryClient::new(ClientSettings {
         hosts: HostsFiles { dirs: vec![hosts.to_owned()], ..HostsFiles::default() },
         user_agent: "test/1".to_owned(),
         proxies,

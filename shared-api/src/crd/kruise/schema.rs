@@ -9,11 +9,11 @@ use super::node_image::{MAX_IMAGES, MAX_TAGS};
 use crate::crd::defaults::remove_all_defaults;
 
 /// A CEL rule of a definition: path in the schema, expression, and message in Kruise's wording.
-type Rule = (&'static [&'static str], &'static str, &'static str);
+type CelRule = (&'static [&'static str], &'static str, &'static str);
 
 /// Rules at paths of the schema, for the kinds that have the path. A path consists of properties; `*` stands for the
 /// values of a map or a list.
-const RULES: &[Rule] = &[
+const RULES: &[CelRule] = &[
     (&["spec", "image"], "size(self) > 0", "image can not be empty"),
     (&["spec", "images"], "size(self) > 0", "image can not be empty"),
     (&["spec", "images"], "size(self) <= 255", "the maximum number of images cannot > 255"),

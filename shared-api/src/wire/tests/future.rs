@@ -36,7 +36,7 @@ read_as! {
     EdgeMessage: json!({"type": "later", "task": {"job": "uid-1"}}) => EdgeMessage::Other,
     CloudMessage: json!({"type": "later", "jobs": ["uid-1"]}) => CloudMessage::Other,
     OpenPhase: json!("later") => OpenPhase::Other,
-    Key: json!({"kind": "later", "token": {"of": "x"}}) => Key::Other,
+    PullKey: json!({"kind": "later", "token": {"of": "x"}}) => PullKey::Other,
     PullPolicy: json!("Later") => PullPolicy::Other,
     CheckItem: json!("later") => CheckItem::Other,
     ImagePhase: json!("later") => ImagePhase::Other,
@@ -117,22 +117,28 @@ fn messages_of_the_future_are_read() {
             {"days": ["Mon", "Later"], "start": "01:00", "duration": 1000, "timeZone": "Node"},
         ]},
     });
-    let CloudMessage::Assign(assign) = decode(&frame.to_string()).unwrap() else { panic!("another message") };
+    let CloudMessage::Assign(assign) = decode_frame(&frame.to_string()).unwrap() else {
+        panic!("another message")
+    };
     assert_eq!(assign.task.checks, [CheckItem::Disk, CheckItem::Other]);
-    assert_eq!((assign.task.images[0].policy, &assign.keys[0]), (PullPolicy::Other, &Key::Other));
+    assert_eq!((assign.task.images[0].policy, &assign.keys[0]), (PullPolicy::Other, &PullKey::Other));
     assert_eq!(assign.download.windows[0].days, [Weekday::Mon, Weekday::Other]);
 
     let frame = json!({
         "type": "result", "task": task, "outcome": "later", "took": 1, "later": [],
         "images": [{"outcome": "later", "code": "Later", "attempts": 1, "pulledBy": "Later", "later": 1}],
     });
-    let EdgeMessage::Result(result) = decode(&frame.to_string()).unwrap() else { panic!("another message") };
+    let EdgeMessage::Result(result) = decode_frame(&frame.to_string()).unwrap() else {
+        panic!("another message")
+    };
     assert_eq!((result.outcome, result.images[0].outcome), (TaskOutcome::Other, ImageOutcome::Other));
 
     let frame = json!({
         "type": "hello", "version": "9", "os": "linux", "arch": "amd64", "later": null,
         "open": [{"task": task, "phase": "later"}],
     });
-    let EdgeMessage::Hello(hello) = decode(&frame.to_string()).unwrap() else { panic!("another message") };
+    let EdgeMessage::Hello(hello) = decode_frame(&frame.to_string()).unwrap() else {
+        panic!("another message")
+    };
     assert_eq!(hello.open[0].phase, OpenPhase::Other);
 }

@@ -19,35 +19,35 @@ fn node() -> NodeName {
 struct Subject(NodeRecord);
 
 impl Subject {
-    fn after(&mut self, change: &Change) -> Result<(), Refusal> {
-        self.0 = self.0.after(&node(), change)?;
+    fn after(&mut self, change: &RecordChange) -> Result<(), NodeRefusal> {
+        self.0 = self.0.with_change(&node(), change)?;
         Ok(())
     }
 
     fn seen(&mut self, byte: u8) -> &mut Self {
-        self.after(&Change::Seen(held(byte))).unwrap();
+        self.after(&RecordChange::Seen(held(byte))).unwrap();
         self
     }
 
-    fn renew(&mut self, by: u8, requested: u8) -> Result<(), Refusal> {
-        self.after(&Change::Renewed { by: held(by), requested: held(requested) })
+    fn renew(&mut self, by: u8, requested: u8) -> Result<(), NodeRefusal> {
+        self.after(&RecordChange::Renewed { by: held(by), requested: held(requested) })
     }
 
-    fn join(&mut self, by: Admission, requested: u8) -> Result<(), Refusal> {
-        self.after(&Change::Joined { by, requested: held(requested) })
+    fn join(&mut self, by: JoinScope, requested: u8) -> Result<(), NodeRefusal> {
+        self.after(&RecordChange::Joined { by, requested: held(requested) })
     }
 
     fn revoke(&mut self, at: &str) {
-        self.after(&Change::Revoke { at: at.to_owned() }).unwrap();
+        self.after(&RecordChange::Revoke { at: at.to_owned() }).unwrap();
     }
 
-    fn stand(&self, byte: u8) -> Result<Standing, Refusal> {
-        self.0.stand(&node(), key(byte))
+    fn stand(&self, byte: u8) -> Result<Standing, NodeRefusal> {
+        self.0.check_standing(&node(), key(byte))
     }
 }
 
-fn own_token(after: Option<&str>) -> Admission {
-    Admission::Node { after_revocation: after.map(str::to_owned) }
+fn own_token(after: Option<&str>) -> JoinScope {
+    JoinScope::Node { after_revocation: after.map(str::to_owned) }
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_new_key_supersedes_the_old_once_seen() {
     subject.seen(2);
     assert_eq!(subject.stand(2), Ok(Standing::Known));
     assert_eq!(subject.stand(1), Ok(Standing::Superseded { newest: key(2) }));
-    assert_eq!(subject.renew(1, 3), Err(Refusal::Superseded { node: node(), newest: key(2) }));
+    assert_eq!(subject.renew(1, 3), Err(NodeRefusal::Superseded { node: node(), newest: key(2) }));
     subject.renew(2, 3).unwrap();
     // A renewal is a use as well.
     subject.renew(3, 4).unwrap();
@@ -104,15 +104,15 @@ fn only_a_newer_token_readmits_a_revoked_node() {
     subject.revoke("t1");
     subject.revoke("t2");
     for byte in [1, 2, 3] {
-        assert_eq!(subject.stand(byte), Err(Refusal::Revoked { node: node(), at: "t1".to_owned() }));
-        assert!(matches!(subject.renew(byte, 4), Err(Refusal::Revoked { .. })));
+        assert_eq!(subject.stand(byte), Err(NodeRefusal::Revoked { node: node(), at: "t1".to_owned() }));
+        assert!(matches!(subject.renew(byte, 4), Err(NodeRefusal::Revoked { .. })));
     }
     // A use that was noted before the revocation and is written after it changes nothing.
     let before = subject.clone();
     assert_eq!(subject.seen(2).0, before.0);
-    assert!(matches!(subject.join(Admission::Fleet, 5), Err(Refusal::Revoked { .. })));
+    assert!(matches!(subject.join(JoinScope::Fleet, 5), Err(NodeRefusal::Revoked { .. })));
     for old in [None, Some("t0")] {
-        assert!(matches!(subject.join(own_token(old), 5), Err(Refusal::OldToken { .. })), "{old:?}");
+        assert!(matches!(subject.join(own_token(old), 5), Err(NodeRefusal::OldToken { .. })), "{old:?}");
     }
     subject.join(own_token(Some("t1")), 5).unwrap();
     subject.join(own_token(Some("t1")), 5).unwrap(); // without an answer
@@ -126,7 +126,7 @@ fn only_a_newer_token_readmits_a_revoked_node() {
     // Revoked once more, the same token is of no use.
     subject.revoke("t3");
     assert!(subject.stand(6).is_err());
-    assert!(matches!(subject.join(own_token(Some("t1")), 7), Err(Refusal::OldToken { .. })));
+    assert!(matches!(subject.join(own_token(Some("t1")), 7), Err(NodeRefusal::OldToken { .. })));
 }
 
 #[test]
@@ -135,11 +135,11 @@ fn an_undone_revocation_leaves_no_trace() {
     subject.seen(1);
     let before = subject.clone();
     subject.revoke("t1");
-    subject.after(&Change::Allow { old_keys: false }).unwrap();
+    subject.after(&RecordChange::Allow { old_keys: false }).unwrap();
     assert_eq!(subject.0, before.0);
     let mut unknown = Subject::default();
     unknown.revoke("t1");
-    unknown.after(&Change::Allow { old_keys: false }).unwrap();
+    unknown.after(&RecordChange::Allow { old_keys: false }).unwrap();
     assert!(unknown.0.is_empty());
 }
 
@@ -149,10 +149,10 @@ fn unrevoking_a_rejoined_node_is_refused() {
     subject.seen(1).revoke("t1");
     subject.join(own_token(Some("t1")), 2).unwrap();
     subject.seen(2);
-    let refused = subject.after(&Change::Allow { old_keys: false });
-    assert_eq!(refused, Err(Refusal::HasRejoined { node: node(), at: "t1".to_owned() }));
+    let refused = subject.after(&RecordChange::Allow { old_keys: false });
+    assert_eq!(refused, Err(NodeRefusal::HasRejoined { node: node(), at: "t1".to_owned() }));
     assert!(subject.stand(1).is_err() && subject.stand(2).is_ok());
-    subject.after(&Change::Allow { old_keys: true }).unwrap();
+    subject.after(&RecordChange::Allow { old_keys: true }).unwrap();
     assert!(subject.stand(1).is_ok());
 }
 

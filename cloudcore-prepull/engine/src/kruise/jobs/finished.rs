@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::kind::{self, JobKind, Object};
+use super::kind::{self, JobKind, KruiseJobObject};
 use crate::shared::objects::ObjectId;
 
 /// Wait before an ineffective deletion is requested again. Unlike the writes of children it has no backoff: that would
@@ -13,7 +13,7 @@ use crate::shared::objects::ObjectId;
 const DELETE_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(super) struct Finished {
+pub(super) struct FinishedJob {
     id: ObjectId,
     /// `status.completionTime`
     completed: Timestamp,
@@ -24,7 +24,7 @@ pub(super) struct Finished {
     in_flight: bool,
 }
 
-impl Finished {
+impl FinishedJob {
     pub(super) fn new(id: ObjectId, completed: Timestamp, ttl: Option<i32>) -> Self {
         Self { id, completed, ttl, delete_requested: None, in_flight: false }
     }
@@ -34,7 +34,7 @@ impl Finished {
     }
 
     /// The job, if its status has a completion time. One that cannot be read is not deleted.
-    pub(super) fn from_object<K: JobKind>(object: &Object<K>) -> Option<Self> {
+    pub(super) fn from_object<K: JobKind>(object: &KruiseJobObject<K>) -> Option<Self> {
         let (completed, ttl) = match object {
             Ok(job) => (K::completion_time(job.status()?)?, kind::ttl::<K>(job.spec())),
             Err(unreadable) => (unreadable.completion_time.as_ref()?, None),

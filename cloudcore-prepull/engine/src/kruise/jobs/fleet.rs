@@ -15,7 +15,7 @@ pub(super) const OFFLINE_GRACE: Duration = Duration::from_secs(60);
 
 /// A node's name, shared by all jobs that have the node.
 pub(super) type SharedName = Arc<NodeName>;
-type Labels = BTreeMap<String, String>;
+type NodeLabels = BTreeMap<String, String>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
@@ -29,18 +29,18 @@ pub(super) enum Presence {
 #[derive(Debug)]
 pub(super) struct FleetNode {
     pub(super) name: SharedName,
-    pub(super) labels: Arc<Labels>,
+    pub(super) labels: Arc<NodeLabels>,
     pub(super) presence: Presence,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Fleet {
+pub(super) struct KruiseFleet {
     nodes: HashMap<NodeName, FleetNode>,
     /// When the grace of each recently offline node ends.
     grace_ends: DelayQueue<SharedName>,
 }
 
-impl Fleet {
+impl KruiseFleet {
     pub(super) fn get(&self, node: &NodeName) -> Option<&FleetNode> {
         self.nodes.get(node)
     }
@@ -50,7 +50,7 @@ impl Fleet {
     }
 
     /// Adds a node, or replaces its labels.
-    pub(super) fn put(&mut self, node: &NodeName, labels: Arc<Labels>, now: Timestamp) -> &FleetNode {
+    pub(super) fn put(&mut self, node: &NodeName, labels: Arc<NodeLabels>, now: Timestamp) -> &FleetNode {
         let known = self.nodes.entry(node.clone()).or_insert_with(|| {
             let name = Arc::new(node.clone());
             self.grace_ends.set(&name, Some(grace_end(now)));

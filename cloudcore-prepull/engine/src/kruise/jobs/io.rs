@@ -95,7 +95,7 @@ pub enum Action {
     Write(JobWrite),
     /// Publish a Kubernetes event.
     Event(ObjectEvent),
-    /// [`super::Jobs::liveness`] of the job has changed: its tags may be removed.
+    /// [`super::KruiseJobs::liveness`] of the job has changed: its tags may be removed.
     LivenessChanged(JobUid),
 }
 

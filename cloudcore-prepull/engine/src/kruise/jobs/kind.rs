@@ -14,7 +14,7 @@ use crate::shared::events::ObjectKind;
 use crate::shared::objects::{ObjectId, Unreadable};
 
 /// A job as the watch delivers it.
-pub(super) type Object<K> = Result<Box<K>, Unreadable>;
+pub(super) type KruiseJobObject<K> = Result<Box<K>, Unreadable>;
 
 pub(super) trait JobKind {
     const KIND: ObjectKind;
@@ -95,7 +95,7 @@ macro_rules! job_kind {
 job_kind!(ImagePullJob, ImagePullJobSpec, ImagePullJobStatus, PullJobStatus, DeletePullJob);
 job_kind!(ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, ListJobStatus, DeleteListJob);
 
-pub(super) fn id_of<K: JobKind>(object: &Object<K>) -> ObjectId {
+pub(super) fn id_of<K: JobKind>(object: &KruiseJobObject<K>) -> ObjectId {
     match object {
         Ok(job) => metadata::object_id(job.metadata()),
         Err(unreadable) => unreadable.id.clone(),
@@ -108,7 +108,7 @@ pub(super) fn ttl<K: JobKind>(spec: &K::Spec) -> Option<i32> {
 }
 
 /// The slot group of a job: its list, or the job itself.
-pub(super) fn slot_group_of(object: &Object<ImagePullJob>) -> JobUid {
+pub(super) fn slot_group_of(object: &KruiseJobObject<ImagePullJob>) -> JobUid {
     let list = object.as_ref().ok().and_then(|job| metadata::list_of(job));
     list.unwrap_or_else(|| id_of(object).uid)
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::finished::Finished;
-use super::kind::{self, JobKind, Object};
+use super::finished::FinishedJob;
+use super::kind::{self, JobKind, KruiseJobObject};
 use super::{Effects, metadata, status};
 use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
-use crate::shared::writes::{Pace, Writes};
+use crate::shared::writes::{PacedWrites, WritePace};
 
 /// The gaps for results and for progress, where they are longer than a second: these statuses have none, since each of
 /// their writes is urgent.
@@ -31,11 +31,11 @@ pub(super) struct Lifecycle<K: JobKind> {
     stored: Option<K::Status>,
     /// The status write in flight, and the version of the state that it carries.
     in_flight: Option<(u64, K::Status)>,
-    writes: Writes,
+    writes: PacedWrites,
 }
 
 impl<K: JobKind> Lifecycle<K> {
-    pub(super) fn new(object: &Object<K>) -> Self {
+    pub(super) fn new(object: &KruiseJobObject<K>) -> Self {
         let (status, start) = match object {
             Ok(job) => (job.status().cloned(), job.status().and_then(K::start_time)),
             Err(unreadable) => (None, unreadable.start_time.as_ref()),
@@ -48,7 +48,7 @@ impl<K: JobKind> Lifecycle<K> {
             end: None,
             stored: status,
             in_flight: None,
-            writes: Writes::default(),
+            writes: PacedWrites::default(),
         }
     }
 
@@ -70,7 +70,7 @@ impl<K: JobKind> Lifecycle<K> {
 
     /// Takes over the object. Returns its spec, or why it cannot be read, if the job must react: not for an unchanged
     /// spec, and not once the job has ended.
-    pub(super) fn observe(&mut self, object: Object<K>) -> Option<Result<&K::Spec, String>> {
+    pub(super) fn take_object(&mut self, object: KruiseJobObject<K>) -> Option<Result<&K::Spec, String>> {
         if self.end.is_some() {
             // The time to live may still be changed.
             if let Ok(job) = object {
@@ -88,13 +88,13 @@ impl<K: JobKind> Lifecycle<K> {
         }
     }
 
-    pub(super) fn accept(&mut self) {
+    pub(super) fn clear_refusal(&mut self) {
         self.refusal = None;
     }
 
     /// Refuses the spec: the reason goes into the status, and into an event unless the status had it before.
     pub(super) fn refuse(&mut self, reason: String, fx: &mut Effects<'_>) {
-        let reason = status::cut(reason);
+        let reason = status::cut_note(reason);
         let known = self.refusal.as_deref().or(self.stored.as_ref().map(K::message));
         if known != Some(&*reason) {
             fx.emit(status::invalid_event(K::KIND, &self.id, &reason));
@@ -103,11 +103,11 @@ impl<K: JobKind> Lifecycle<K> {
     }
 
     /// Starts the job unless it was started before. Returns its start time.
-    pub(super) fn start(&mut self, now: Timestamp) -> Timestamp {
+    pub(super) fn start_once(&mut self, now: Timestamp) -> Timestamp {
         *self.start.get_or_insert_with(|| metadata::whole_seconds(now))
     }
 
-    pub(super) fn end(&mut self, status: K::Status) {
+    pub(super) fn end_with(&mut self, status: K::Status) {
         self.end = Some(status);
     }
 
@@ -119,33 +119,33 @@ impl<K: JobKind> Lifecycle<K> {
 
     /// Whether the status may be written now, if it has changed. The end of a job is written without delay.
     pub(super) fn is_write_due(&mut self, now: Timestamp) -> bool {
-        self.writes.touch(if self.end.is_some() { Pace::AtOnce } else { Pace::Now });
+        self.writes.note_change(if self.end.is_some() { WritePace::AtOnce } else { WritePace::Now });
         self.write_due().is_some_and(|due| due <= now)
     }
 
     /// Writes the status if the API server has another one. To be called when [`Self::is_write_due`].
-    pub(super) fn write(&mut self, status: K::Status, fx: &mut Effects<'_>) {
+    pub(super) fn write_status(&mut self, status: K::Status, fx: &mut Effects<'_>) {
         if self.stored.as_ref() == Some(&status) {
-            return self.writes.settle();
+            return self.writes.mark_clean();
         }
-        self.in_flight = Some((self.writes.begin(fx.now), status.clone()));
+        self.in_flight = Some((self.writes.begin_next(fx.now), status.clone()));
         fx.emit(K::write_status(&self.id, status));
     }
 
     /// Ends a write of the status. A failed write may have reached the API server, so the stored status is unknown
     /// after it. Returns what is left of the job once its final status is written.
-    pub(super) fn end_write(&mut self, outcome: WriteOutcome, now: Timestamp) -> Option<Finished> {
+    pub(super) fn end_write(&mut self, outcome: WriteOutcome, now: Timestamp) -> Option<FinishedJob> {
         let (version, status) = self.in_flight.take()?;
         if outcome == WriteOutcome::Done {
-            self.writes.done(version);
+            self.writes.note_stored(version);
             self.stored = Some(status);
         } else {
-            self.writes.failed(now);
+            self.writes.note_failure(now);
             self.stored = None;
         }
         let end = self.end.as_ref().filter(|end| self.stored.as_ref() == Some(*end))?;
         let completed = K::completion_time(end)?.0;
-        Some(Finished::new(self.id.clone(), completed, self.spec.as_ref().and_then(kind::ttl::<K>)))
+        Some(FinishedJob::new(self.id.clone(), completed, self.spec.as_ref().and_then(kind::ttl::<K>)))
     }
 
     pub(super) fn is_write_in_flight(&self) -> bool {
@@ -154,6 +154,6 @@ impl<K: JobKind> Lifecycle<K> {
 
     /// When the status may be written next; `None` without a change, or with a write in flight.
     pub(super) fn write_due(&self) -> Option<Timestamp> {
-        self.writes.due(NO_LONGER_GAPS)
+        self.writes.next_due(NO_LONGER_GAPS)
     }
 }

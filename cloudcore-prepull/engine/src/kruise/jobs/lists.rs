@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 use prepull_api::task::JobUid;
 
-use super::kind::{self, Object};
-use super::registry::{Registry, Verdict};
+use super::kind::{self, KruiseJobObject};
+use super::registry::{JobRegistry, RegistryVerdict};
 use super::{Effects, metadata};
 use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
@@ -16,13 +16,13 @@ mod child;
 mod child_writes;
 mod list_job;
 
-use child::{Child, Children};
+use child::{Children, ListChild};
 use child_writes::ChildWrite;
-use list_job::ListJob;
+use list_job::RunningListJob;
 
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    registry: Registry<ListJob>,
+    registry: JobRegistry<RunningListJob>,
     /// The children by their list, also those of a list that the watch has not delivered yet; none of finished lists.
     children: HashMap<JobUid, Children>,
     list_of: BTreeMap<JobUid, JobUid>,
@@ -39,10 +39,10 @@ impl Lists {
         self.registry.running.get(list)?.parallelism()
     }
 
-    pub(super) fn replace(&mut self, objects: Vec<Object<ImageListPullJob>>, fx: &mut Effects<'_>) {
+    pub(super) fn replace(&mut self, objects: Vec<KruiseJobObject<ImageListPullJob>>, fx: &mut Effects<'_>) {
         let existing: HashSet<JobUid> = objects.iter().map(|list| kind::id_of(list).uid).collect();
         let gone: Vec<JobUid> =
-            self.registry.known().filter(|uid| !existing.contains(uid)).cloned().collect();
+            self.registry.known_uids().filter(|uid| !existing.contains(uid)).cloned().collect();
         for uid in &gone {
             self.remove(uid);
         }
@@ -52,23 +52,24 @@ impl Lists {
         }
     }
 
-    pub(super) fn observe(&mut self, object: Object<ImageListPullJob>, fx: &mut Effects<'_>) {
+    pub(super) fn observe(&mut self, object: KruiseJobObject<ImageListPullJob>, fx: &mut Effects<'_>) {
         let uid = kind::id_of(&object).uid;
         let verdict = self.registry.observe(&object, fx.now);
-        if matches!(verdict, Verdict::Run) {
-            let list = self.registry.running.entry(uid.clone()).or_insert_with(|| ListJob::new(&object));
+        if matches!(verdict, RegistryVerdict::Run) {
+            let list =
+                self.registry.running.entry(uid.clone()).or_insert_with(|| RunningListJob::new(&object));
             if list.observe(object, fx) {
                 self.registry.agenda.mark(&uid);
             }
         }
-        self.execute(&uid, verdict);
+        self.apply_verdict(&uid, verdict);
     }
 
-    fn execute(&mut self, uid: &JobUid, verdict: Verdict) {
+    fn apply_verdict(&mut self, uid: &JobUid, verdict: RegistryVerdict) {
         match verdict {
-            Verdict::Ignore | Verdict::Run => {}
-            Verdict::Remove => _ = self.registry.remove(uid),
-            Verdict::Finish(finished) => {
+            RegistryVerdict::Ignore | RegistryVerdict::Run => {}
+            RegistryVerdict::Remove => _ = self.registry.remove(uid),
+            RegistryVerdict::Finish(finished) => {
                 self.registry.finish(uid, finished);
                 let children = self.children.remove(uid);
                 for child in children.iter().flat_map(Children::uids) {
@@ -86,7 +87,7 @@ impl Lists {
 
     /// Takes over an ImagePullJob that may be a child.
     pub(super) fn observe_child(&mut self, job: &ImagePullJob) {
-        let child = Child::of(job);
+        let child = ListChild::from_job(job);
         let uid = child.id.uid.clone();
         let list = metadata::list_of(job);
         if self.list_of.get(&uid) != list.as_ref() {
@@ -134,17 +135,17 @@ impl Lists {
                 continue;
             };
             list.advance(self.children.get(&uid).unwrap_or(&none), fx);
-            self.registry.agenda.wake(&uid, list.next_wakeup());
+            self.registry.agenda.wake_at(&uid, list.next_wakeup());
         }
     }
 
     pub(super) fn next_wakeup(&self) -> Option<Timestamp> {
-        self.registry.agenda.wakeup()
+        self.registry.agenda.next_wakeup()
     }
 
     pub(super) fn end_write(&mut self, list: &JobUid, outcome: WriteOutcome, now: Timestamp) {
         let verdict = self.registry.end_write(list, outcome, now);
-        self.execute(list, verdict);
+        self.apply_verdict(list, verdict);
     }
 
     pub(super) fn end_child_write(

@@ -6,7 +6,7 @@ use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 
 use super::Pod;
-use super::tally::count;
+use super::tally::adjust_count;
 
 /// How many matching pods run on each node that has any.
 #[derive(Debug, Default)]
@@ -18,9 +18,9 @@ impl PodCounts {
     }
 
     /// One more pod of the node matches (`add`), or one less.
-    pub(super) fn change(&mut self, node: &NodeName, add: bool) {
+    pub(super) fn count_pod(&mut self, node: &NodeName, add: bool) {
         let number = self.0.entry(node.clone()).or_default();
-        count(number, add);
+        adjust_count(number, add);
         if *number == 0 {
             self.0.remove(node);
         }
@@ -62,7 +62,7 @@ impl Pods {
         let mut counts = PodCounts::default();
         for pod in self.0.get(namespace).into_iter().flat_map(BTreeMap::values) {
             if let Some(node) = matching_node(pod, selector) {
-                counts.change(node, true);
+                counts.count_pod(node, true);
             }
         }
         counts

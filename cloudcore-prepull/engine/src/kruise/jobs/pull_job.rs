@@ -8,26 +8,26 @@ use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobStatus};
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{JobUid, NodeName};
 
-use super::fleet::Fleet;
-use super::kind::{self, Object};
+use super::fleet::KruiseFleet;
+use super::kind::{self, KruiseJobObject};
 use super::lifecycle::Lifecycle;
 use super::pods::Pods;
-use super::registry::{Registry, Running};
-use super::run::Run;
+use super::registry::{JobRegistry, RunningJob};
+use super::run::PullJobRun;
 use super::{EarlyTagStates, Effects, metadata, status};
 use crate::kruise::rules;
 use crate::shared::objects::ObjectId;
 
 #[derive(Debug)]
-pub(super) struct PullJob {
+pub(super) struct RunningPullJob {
     lifecycle: Lifecycle<ImagePullJob>,
     /// The group that its slots are counted in: its list, or itself.
     pub(super) group: JobUid,
     /// Since the spec was valid for the first time, until the job ends.
-    pub(super) run: Option<Run>,
+    pub(super) run: Option<PullJobRun>,
 }
 
-impl Running for PullJob {
+impl RunningJob for RunningPullJob {
     type Kind = ImagePullJob;
 
     fn lifecycle(&mut self) -> &mut Lifecycle<ImagePullJob> {
@@ -35,9 +35,9 @@ impl Running for PullJob {
     }
 }
 
-impl Registry<PullJob> {
+impl JobRegistry<RunningPullJob> {
     /// Changes what runs of each job, and marks the jobs that it concerns.
-    pub(super) fn change_runs(&mut self, change: impl Fn(&mut Run) -> bool) {
+    pub(super) fn change_runs(&mut self, change: impl Fn(&mut PullJobRun) -> bool) {
         for (uid, job) in &mut self.running {
             if job.run.as_mut().is_some_and(&change) {
                 self.agenda.mark(uid);
@@ -46,8 +46,8 @@ impl Registry<PullJob> {
     }
 }
 
-impl PullJob {
-    pub(super) fn new(object: &Object<ImagePullJob>) -> Self {
+impl RunningPullJob {
+    pub(super) fn new(object: &KruiseJobObject<ImagePullJob>) -> Self {
         Self { lifecycle: Lifecycle::new(object), group: kind::slot_group_of(object), run: None }
     }
 
@@ -56,7 +56,7 @@ impl PullJob {
     }
 
     pub(super) fn selects_by_pods(&self) -> bool {
-        self.valid_run().is_some_and(Run::selects_by_pods)
+        self.valid_run().is_some_and(PullJobRun::selects_by_pods)
     }
 
     /// Whether the job is in the namespace of this secret, and names it.
@@ -69,13 +69,13 @@ impl PullJob {
     /// the spec was valid.
     pub(super) fn observe(
         &mut self,
-        object: Object<ImagePullJob>,
-        fleet: &Fleet,
+        object: KruiseJobObject<ImagePullJob>,
+        fleet: &KruiseFleet,
         pods: &Pods,
         early_states: &mut HashMap<JobUid, EarlyTagStates>,
         fx: &mut Effects<'_>,
     ) -> bool {
-        let Some(spec) = self.lifecycle.observe(object) else { return false };
+        let Some(spec) = self.lifecycle.take_object(object) else { return false };
         let job = match spec.and_then(rules::pull_job) {
             Ok(job) => job,
             Err(reason) => {
@@ -83,21 +83,21 @@ impl PullJob {
                 return true;
             }
         };
-        self.lifecycle.accept();
+        self.lifecycle.clear_refusal();
         let id = self.lifecycle.id();
         let run = match &mut self.run {
             Some(run) => {
                 run.change_job(id, job);
                 run
             }
-            none => none.insert(Run::new(id, job)),
+            none => none.insert(PullJobRun::new(id, job)),
         };
-        run.restart(&id.namespace, fleet, pods, early_states.remove(&id.uid).unwrap_or_default());
+        run.reselect_nodes(&id.namespace, fleet, pods, early_states.remove(&id.uid).unwrap_or_default());
         true
     }
 
     /// The run, unless the job is refused: then it asks no node, and holds no slot.
-    pub(super) fn valid_run(&self) -> Option<&Run> {
+    pub(super) fn valid_run(&self) -> Option<&PullJobRun> {
         self.run.as_ref().filter(|_| !self.lifecycle.is_refused())
     }
 
@@ -113,30 +113,30 @@ impl PullJob {
             return;
         }
         let Some(run) = &mut self.run else { return };
-        let start = self.lifecycle.start(fx.now);
+        let start = self.lifecycle.start_once(fx.now);
         run.advance(fx);
         if let Some(end) = run.check_end(start, is_paused, fx.now) {
             let completed = Time(metadata::whole_seconds(fx.now));
-            let status = status::ended(run.roster(), start, completed, end);
+            let status = status::ended_status(run.roster(), start, completed, end);
             status::end_events(self.lifecycle.id(), &status, run.roster(), end).for_each(|e| fx.emit(e));
-            self.lifecycle.end(status);
+            self.lifecycle.end_with(status);
             self.run = None;
         }
     }
 
     /// The status that the API server should have.
-    fn status(&self) -> ImagePullJobStatus {
+    fn desired_status(&self) -> ImagePullJobStatus {
         let running = || {
             let start = self.lifecycle.start_time().map(Time);
-            self.run.as_ref().map(|run| status::running(run.roster(), start)).unwrap_or_default()
+            self.run.as_ref().map(|run| status::running_status(run.roster(), start)).unwrap_or_default()
         };
         self.lifecycle.fixed_status().unwrap_or_else(running)
     }
 
     pub(super) fn write_status_if_due(&mut self, fx: &mut Effects<'_>) {
         if self.lifecycle.is_write_due(fx.now) {
-            let status = self.status();
-            self.lifecycle.write(status, fx);
+            let status = self.desired_status();
+            self.lifecycle.write_status(status, fx);
         }
     }
 

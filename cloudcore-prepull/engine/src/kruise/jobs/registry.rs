@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use prepull_api::task::JobUid;
 
 use super::Effects;
-use super::finished::Finished;
-use super::kind::{self, JobKind, Object};
+use super::finished::FinishedJob;
+use super::kind::{self, JobKind, KruiseJobObject};
 use super::lifecycle::Lifecycle;
 use super::metadata;
 use crate::shared::agenda::Agenda;
@@ -15,24 +15,24 @@ use crate::shared::objects::ObjectId;
 use crate::shared::outcomes::WriteOutcome;
 
 /// A job, until its final status is written.
-pub(super) trait Running {
+pub(super) trait RunningJob {
     type Kind: JobKind;
 
     fn lifecycle(&mut self) -> &mut Lifecycle<Self::Kind>;
 }
 
 #[derive(Debug)]
-pub(super) struct Registry<R> {
+pub(super) struct JobRegistry<R> {
     pub(super) running: HashMap<JobUid, R>,
     /// Never in `running` as well.
-    finished: HashMap<JobUid, Finished>,
+    finished: HashMap<JobUid, FinishedJob>,
     /// Jobs that a write found deleted, until the watch reports their deletion: before that it may deliver earlier
     /// changes.
     deleted: HashSet<JobUid>,
     pub(super) agenda: Agenda,
 }
 
-impl<R> Default for Registry<R> {
+impl<R> Default for JobRegistry<R> {
     fn default() -> Self {
         Self {
             running: HashMap::new(),
@@ -45,23 +45,23 @@ impl<R> Default for Registry<R> {
 
 /// The next step for a job after the watch has delivered it, or a write of it has ended.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum RegistryVerdict {
     Ignore,
-    /// It is deleted, or about to be: [`Registry::remove`] it.
+    /// It is deleted, or about to be: [`JobRegistry::remove`] it.
     Remove,
-    /// It has finished, and the API server knows: [`Registry::finish`] it.
-    Finish(Finished),
+    /// It has finished, and the API server knows: [`JobRegistry::finish`] it.
+    Finish(FinishedJob),
     /// It is running: it takes over the object.
     Run,
 }
 
-impl<R: Running> Registry<R> {
+impl<R: RunningJob> JobRegistry<R> {
     pub(super) fn is_finished(&self, uid: &JobUid) -> bool {
         self.finished.contains_key(uid)
     }
 
     pub(super) fn finished_id(&self, uid: &JobUid) -> Option<&ObjectId> {
-        self.finished.get(uid).map(Finished::id)
+        self.finished.get(uid).map(FinishedJob::id)
     }
 
     pub(super) fn is_deleted(&self, uid: &JobUid) -> bool {
@@ -73,52 +73,57 @@ impl<R: Running> Registry<R> {
         self.deleted.retain(|uid| existing.contains(uid));
     }
 
-    pub(super) fn known(&self) -> impl Iterator<Item = &JobUid> {
+    pub(super) fn known_uids(&self) -> impl Iterator<Item = &JobUid> {
         self.running.keys().chain(self.finished.keys())
     }
 
-    pub(super) fn observe(&mut self, object: &Object<R::Kind>, now: Timestamp) -> Verdict {
+    pub(super) fn observe(&mut self, object: &KruiseJobObject<R::Kind>, now: Timestamp) -> RegistryVerdict {
         let uid = kind::id_of(object).uid;
         let readable = object.as_ref().ok();
         if self.deleted.contains(&uid) {
-            return Verdict::Ignore;
+            return RegistryVerdict::Ignore;
         }
         if readable.is_some_and(|job| metadata::is_being_deleted(job.metadata())) {
-            return Verdict::Remove;
+            return RegistryVerdict::Remove;
         }
         if let Some(finished) = self.finished.get_mut(&uid) {
             if let Some(job) = readable {
                 finished.set_ttl(kind::ttl::<R::Kind>(job.spec()));
                 self.agenda.mark(&uid);
             }
-            return Verdict::Ignore;
+            return RegistryVerdict::Ignore;
         }
         if !self.running.contains_key(&uid) {
             self.agenda.add(&uid, metadata::creation_time(readable.map(|job| job.metadata()), now));
         }
-        Finished::from_object(object).map_or(Verdict::Run, Verdict::Finish)
+        FinishedJob::from_object(object).map_or(RegistryVerdict::Run, RegistryVerdict::Finish)
     }
 
-    pub(super) fn end_write(&mut self, uid: &JobUid, outcome: WriteOutcome, now: Timestamp) -> Verdict {
+    pub(super) fn end_write(
+        &mut self,
+        uid: &JobUid,
+        outcome: WriteOutcome,
+        now: Timestamp,
+    ) -> RegistryVerdict {
         if outcome == WriteOutcome::Gone {
             // Once the watch has said so, it does not deliver the job again.
             if self.running.contains_key(uid) || self.finished.contains_key(uid) {
                 self.deleted.insert(uid.clone());
             }
-            return Verdict::Remove;
+            return RegistryVerdict::Remove;
         }
         self.agenda.mark(uid);
         if let Some(finished) = self.finished.get_mut(uid) {
             finished.end_write();
-            return Verdict::Ignore;
+            return RegistryVerdict::Ignore;
         }
         let running = self.running.get_mut(uid);
         let finished = running.and_then(|job| job.lifecycle().end_write(outcome, now));
-        finished.map_or(Verdict::Ignore, Verdict::Finish)
+        finished.map_or(RegistryVerdict::Ignore, RegistryVerdict::Finish)
     }
 
     /// Keeps of a job no more than its end. Returns the job if it was running.
-    pub(super) fn finish(&mut self, uid: &JobUid, mut finished: Finished) -> Option<R> {
+    pub(super) fn finish(&mut self, uid: &JobUid, mut finished: FinishedJob) -> Option<R> {
         let mut running = self.running.remove(uid);
         if running.as_mut().is_some_and(|job| job.lifecycle().is_write_in_flight()) {
             finished.wait_for_status_write();
@@ -146,6 +151,6 @@ impl<R: Running> Registry<R> {
         if let Some(id) = finished.begin_delete_if_due(fx.now) {
             fx.emit(R::Kind::delete(id));
         }
-        self.agenda.wake(uid, finished.delete_due());
+        self.agenda.wake_at(uid, finished.delete_due());
     }
 }

@@ -7,11 +7,11 @@ use prepull_api::task::{JobUid, NodeName};
 
 use super::fleet::{FleetNode, Presence, SharedName};
 use super::tag_requests;
-use super::tally::{count, put};
+use super::tally::{adjust_count, adjust_set};
 use crate::kruise::TagState;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum RosterState {
     /// The job has not requested its tag of this node.
     Waiting {
         /// The job's image was changed: a tag that the NodeImage has for it already is from earlier and does not count.
@@ -33,26 +33,26 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct RosterEntry {
     /// Whether the job selects the node. An entry that is not selected is kept for its state alone.
     is_selected: bool,
     presence: Presence,
-    state: State,
+    state: RosterState,
 }
 
-impl Entry {
+impl RosterEntry {
     fn holds_slot(&self) -> bool {
-        matches!(self.state, State::Pending { .. }) && self.presence != Presence::Offline
+        matches!(self.state, RosterState::Pending { .. }) && self.presence != Presence::Offline
     }
 
     /// Whether the job would ask the node if it were online.
     fn is_wanted(&self) -> bool {
-        matches!(self.state, State::Waiting { .. } | State::Ended { is_round_due: true, .. })
+        matches!(self.state, RosterState::Waiting { .. } | RosterState::Ended { is_round_due: true, .. })
     }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct RosterCounts {
     pub(super) desired: u32,
     pub(super) succeeded: u32,
     pub(super) failed: u32,
@@ -61,12 +61,12 @@ pub(super) struct Counts {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Roster {
+pub(super) struct NodeRoster {
     job: JobUid,
-    entries: HashMap<SharedName, Entry>,
+    entries: HashMap<SharedName, RosterEntry>,
     /// Whether the job is a Never job: a node's end is not final, and its rounds repeat daily.
     is_never: bool,
-    counts: Counts,
+    counts: RosterCounts,
     /// Pending nodes that hold a slot.
     busy: BTreeSet<SharedName>,
     /// Online nodes that would be asked if there were slots.
@@ -78,32 +78,33 @@ pub(super) struct Roster {
     rounds: BTreeSet<(Timestamp, SharedName)>,
 }
 
-impl Roster {
+impl NodeRoster {
     pub(super) fn new(job: JobUid) -> Self {
         Self { job, ..Self::default() }
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> RosterCounts {
         self.counts
     }
 
     /// The selected nodes that hold a slot, by name.
-    pub(super) fn busy(&self) -> &BTreeSet<SharedName> {
+    pub(super) fn busy_nodes(&self) -> &BTreeSet<SharedName> {
         &self.busy
     }
 
     /// The selected nodes that the job would ask now, by name.
-    pub(super) fn wanted(&self) -> &BTreeSet<SharedName> {
+    pub(super) fn wanted_nodes(&self) -> &BTreeSet<SharedName> {
         &self.wanted
     }
 
-    pub(super) fn failed(&self) -> impl Iterator<Item = &NodeName> {
+    pub(super) fn failed_nodes(&self) -> impl Iterator<Item = &NodeName> {
         self.failed.iter().map(|node| &**node)
     }
 
     /// The selected nodes that have not ended, by name.
-    pub(super) fn unfinished(&self) -> BTreeSet<&NodeName> {
-        let is_unfinished = |entry: &Entry| entry.is_selected && !matches!(entry.state, State::Ended { .. });
+    pub(super) fn unfinished_nodes(&self) -> BTreeSet<&NodeName> {
+        let is_unfinished =
+            |entry: &RosterEntry| entry.is_selected && !matches!(entry.state, RosterState::Ended { .. });
         let unfinished = self.entries.iter().filter(|(_, entry)| is_unfinished(entry));
         unfinished.map(|(node, _)| &**node).collect()
     }
@@ -127,40 +128,41 @@ impl Roster {
     }
 
     /// Sets whether the job selects the node. Returns whether that is a change.
-    pub(super) fn select(&mut self, node: &FleetNode, is_selected: bool) -> bool {
+    pub(super) fn set_selected(&mut self, node: &FleetNode, is_selected: bool) -> bool {
         if !self.entries.contains_key(&node.name) {
             if !is_selected {
                 return false;
             }
             self.insert(&node.name, node.presence);
         }
-        let changed = self.change(&node.name, |entry| entry.is_selected = is_selected);
+        let changed = self.change_entry(&node.name, |entry| entry.is_selected = is_selected);
         self.prune(&node.name);
         changed
     }
 
     /// Forgets a node that is not selected and has no state to be kept.
     fn prune(&mut self, node: &NodeName) {
-        let is_void = |e: &Entry| !e.is_selected && e.state == State::Waiting { ignore_existing: false };
+        let is_void =
+            |e: &RosterEntry| !e.is_selected && e.state == RosterState::Waiting { ignore_existing: false };
         if self.entries.get(node).is_some_and(is_void) {
             self.entries.remove(node);
         }
     }
 
     fn insert(&mut self, node: &SharedName, presence: Presence) {
-        let state = State::Waiting { ignore_existing: false };
-        self.entries.insert(node.clone(), Entry { is_selected: false, presence, state });
+        let state = RosterState::Waiting { ignore_existing: false };
+        self.entries.insert(node.clone(), RosterEntry { is_selected: false, presence, state });
     }
 
     /// Removes a node. Returns whether it was counted.
     pub(super) fn remove(&mut self, node: &NodeName) -> bool {
-        let changed = self.change(node, |entry| entry.is_selected = false);
+        let changed = self.change_entry(node, |entry| entry.is_selected = false);
         self.entries.remove(node);
         changed
     }
 
     pub(super) fn set_presence(&mut self, node: &NodeName, presence: Presence) -> bool {
-        self.change(node, |entry| entry.presence = presence)
+        self.change_entry(node, |entry| entry.presence = presence)
     }
 
     /// Takes over the state of the job's tag from the node's NodeImage.
@@ -169,7 +171,7 @@ impl Roster {
             self.insert(&node.name, node.presence);
         }
         let is_never = self.is_never;
-        let changed = self.change(&node.name, |entry| {
+        let changed = self.change_entry(&node.name, |entry| {
             entry.state = next_state(entry.state, tag_state, is_never);
         });
         self.prune(&node.name);
@@ -177,9 +179,9 @@ impl Roster {
     }
 
     /// The job's image has changed: each node starts over.
-    pub(super) fn reset(&mut self) {
+    pub(super) fn restart_nodes(&mut self) {
         for node in self.nodes() {
-            self.change(&node, |entry| entry.state = State::Waiting { ignore_existing: true });
+            self.change_entry(&node, |entry| entry.state = RosterState::Waiting { ignore_existing: true });
         }
     }
 
@@ -191,8 +193,8 @@ impl Roster {
     }
 
     fn set_outdated(&mut self, node: &NodeName, value: bool) {
-        self.change(node, |entry| {
-            if let State::Pending { is_outdated, .. } = &mut entry.state {
+        self.change_entry(node, |entry| {
+            if let RosterState::Pending { is_outdated, .. } = &mut entry.state {
                 *is_outdated = value;
             }
         });
@@ -201,13 +203,14 @@ impl Roster {
     /// Marks the node as asked. Returns whether to pull an ended tag once more.
     pub(super) fn mark_requested(&mut self, node: &NodeName) -> bool {
         let mut new_round = false;
-        self.change(node, |entry| {
+        self.change_entry(node, |entry| {
             let previous_end = match entry.state {
-                State::Ended { at, .. } => Some(at),
+                RosterState::Ended { at, .. } => Some(at),
                 _ => None,
             };
-            new_round = previous_end.is_some() || entry.state == State::Waiting { ignore_existing: true };
-            entry.state = State::Pending { previous_end, is_outdated: false };
+            new_round =
+                previous_end.is_some() || entry.state == RosterState::Waiting { ignore_existing: true };
+            entry.state = RosterState::Pending { previous_end, is_outdated: false };
         });
         new_round
     }
@@ -222,8 +225,8 @@ impl Roster {
     /// Marks the nodes due for their next round.
     pub(super) fn begin_rounds(&mut self, now: Timestamp) {
         while let Some((_, node)) = self.rounds.first().filter(|(at, _)| *at <= now).cloned() {
-            self.change(&node, |entry| {
-                if let State::Ended { is_round_due, .. } = &mut entry.state {
+            self.change_entry(&node, |entry| {
+                if let RosterState::Ended { is_round_due, .. } = &mut entry.state {
                     *is_round_due = true;
                 }
             });
@@ -236,7 +239,7 @@ impl Roster {
     }
 
     /// Changes an entry, and the totals with it. Returns whether the entry is another one now.
-    fn change(&mut self, node: &NodeName, change: impl FnOnce(&mut Entry)) -> bool {
+    fn change_entry(&mut self, node: &NodeName, change: impl FnOnce(&mut RosterEntry)) -> bool {
         let Some((node, before)) = self.entries.get_key_value(node).map(|(node, e)| (node.clone(), *e))
         else {
             return false;
@@ -253,35 +256,35 @@ impl Roster {
     }
 
     /// Adds an entry to the totals (`add`), or takes it out.
-    fn tally(&mut self, node: &SharedName, entry: Entry, add: bool) {
+    fn tally(&mut self, node: &SharedName, entry: RosterEntry, add: bool) {
         if !entry.is_selected {
             return;
         }
         let counts = &mut self.counts;
-        count(&mut counts.desired, add);
+        adjust_count(&mut counts.desired, add);
         if entry.holds_slot() {
-            put(&mut self.busy, node.clone(), add);
+            adjust_set(&mut self.busy, node.clone(), add);
         }
         match entry.presence {
-            Presence::Online if entry.is_wanted() => put(&mut self.wanted, node.clone(), add),
-            Presence::RecentlyOffline if entry.is_wanted() => count(&mut counts.wanted_offline, add),
+            Presence::Online if entry.is_wanted() => adjust_set(&mut self.wanted, node.clone(), add),
+            Presence::RecentlyOffline if entry.is_wanted() => adjust_count(&mut counts.wanted_offline, add),
             _ => {}
         }
         match entry.state {
-            State::Pending { is_outdated: true, .. } if entry.presence == Presence::Online => {
-                put(&mut self.outdated, node.clone(), add);
+            RosterState::Pending { is_outdated: true, .. } if entry.presence == Presence::Online => {
+                adjust_set(&mut self.outdated, node.clone(), add);
             }
-            State::Waiting { .. } | State::Pending { .. } => {}
-            State::Ended { succeeded, at, is_round_due } => {
+            RosterState::Waiting { .. } | RosterState::Pending { .. } => {}
+            RosterState::Ended { succeeded, at, is_round_due } => {
                 if succeeded {
-                    count(&mut counts.succeeded, add);
+                    adjust_count(&mut counts.succeeded, add);
                 } else {
-                    count(&mut counts.failed, add);
-                    put(&mut self.failed, node.clone(), add);
+                    adjust_count(&mut counts.failed, add);
+                    adjust_set(&mut self.failed, node.clone(), add);
                 }
                 if self.is_never && !is_round_due {
                     let round = (tag_requests::next_round(&self.job, node, at), node.clone());
-                    put(&mut self.rounds, round, add);
+                    adjust_set(&mut self.rounds, round, add);
                 }
             }
         }
@@ -289,32 +292,34 @@ impl Roster {
 }
 
 /// The state of a node after its NodeImage has said something about the job's tag.
-fn next_state(state: State, tag_state: TagState, is_never: bool) -> State {
+fn next_state(state: RosterState, tag_state: TagState, is_never: bool) -> RosterState {
     let ended = |succeeded, at| match state {
-        State::Ended { succeeded: before, at: then, .. } if before == succeeded && then == at => state,
-        State::Pending { previous_end: Some(previous), .. } if at <= previous => state,
-        _ => State::Ended { succeeded, at, is_round_due: false },
+        RosterState::Ended { succeeded: before, at: then, .. } if before == succeeded && then == at => state,
+        RosterState::Pending { previous_end: Some(previous), .. } if at <= previous => state,
+        _ => RosterState::Ended { succeeded, at, is_round_due: false },
     };
     match (state, tag_state) {
-        (State::Waiting { ignore_existing: true }, _) => state,
+        (RosterState::Waiting { ignore_existing: true }, _) => state,
         // A finished node stays finished if the tag vanishes or reopens; a failure may still become a success.
-        (State::Ended { .. }, TagState::Absent | TagState::Pending)
-        | (State::Ended { succeeded: true, .. }, TagState::Failed(_))
+        (RosterState::Ended { .. }, TagState::Absent | TagState::Pending)
+        | (RosterState::Ended { succeeded: true, .. }, TagState::Failed(_))
             if !is_never =>
         {
             state
         }
-        (_, TagState::Absent) => State::Waiting { ignore_existing: false },
+        (_, TagState::Absent) => RosterState::Waiting { ignore_existing: false },
         // Requested before a restart of cloudcore, perhaps for an earlier spec.
-        (State::Waiting { .. }, TagState::Pending) => {
-            State::Pending { previous_end: None, is_outdated: true }
+        (RosterState::Waiting { .. }, TagState::Pending) => {
+            RosterState::Pending { previous_end: None, is_outdated: true }
         }
         // The round has begun: every pull that ends from now on belongs to it.
-        (State::Pending { is_outdated, .. }, TagState::Pending) => {
-            State::Pending { previous_end: None, is_outdated }
+        (RosterState::Pending { is_outdated, .. }, TagState::Pending) => {
+            RosterState::Pending { previous_end: None, is_outdated }
         }
         // Another job of the tag, or a person, has begun a round.
-        (State::Ended { .. }, TagState::Pending) => State::Pending { previous_end: None, is_outdated: false },
+        (RosterState::Ended { .. }, TagState::Pending) => {
+            RosterState::Pending { previous_end: None, is_outdated: false }
+        }
         (_, TagState::Succeeded(at)) => ended(true, at),
         (_, TagState::Failed(at)) => ended(false, at),
     }

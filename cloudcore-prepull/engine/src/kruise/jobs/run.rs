@@ -6,33 +6,33 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::task::NodeName;
 
-use super::fleet::{Fleet, FleetNode, Presence};
+use super::fleet::{FleetNode, KruiseFleet, Presence};
 use super::pods::{self, PodCounts, Pods};
-use super::roster::Roster;
-use super::status::End;
+use super::roster::NodeRoster;
+use super::status::PullJobEnd;
 use super::{Action, EarlyTagStates, Effects, Pod, tag_requests};
 use crate::kruise::rules::{Completion, NodeChoice, ValidPullJob};
 use crate::kruise::{TagKey, TagRequest, TagState};
 use crate::shared::objects::ObjectId;
 
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct PullJobRun {
     /// The last valid spec.
     job: ValidPullJob,
     request: Arc<TagRequest>,
-    roster: Roster,
+    roster: NodeRoster,
     /// Where matching pods run; empty without a podSelector.
     pods: PodCounts,
     /// Since when only nodes are left that are [`Presence::Offline`].
     stalled: Option<Timestamp>,
 }
 
-impl Run {
+impl PullJobRun {
     pub(super) fn new(id: &ObjectId, job: ValidPullJob) -> Self {
         Self {
             request: Arc::new(tag_requests::tag_request(id, &job)),
             job,
-            roster: Roster::new(id.uid.clone()),
+            roster: NodeRoster::new(id.uid.clone()),
             pods: PodCounts::default(),
             stalled: None,
         }
@@ -50,7 +50,7 @@ impl Run {
     pub(super) fn change_job(&mut self, id: &ObjectId, job: ValidPullJob) {
         let request = tag_requests::tag_request(id, &job);
         if self.request.key != request.key {
-            self.roster.reset();
+            self.roster.restart_nodes();
         } else if *self.request != request {
             self.roster.mark_requests_outdated();
         }
@@ -61,10 +61,10 @@ impl Run {
     }
 
     /// Selects the nodes again, and takes over the states of tags that arrived before the spec was valid.
-    pub(super) fn restart(
+    pub(super) fn reselect_nodes(
         &mut self,
         namespace: &str,
-        fleet: &Fleet,
+        fleet: &KruiseFleet,
         pods: &Pods,
         early_states: EarlyTagStates,
     ) {
@@ -83,7 +83,7 @@ impl Run {
         }
     }
 
-    pub(super) fn roster(&self) -> &Roster {
+    pub(super) fn roster(&self) -> &NodeRoster {
         &self.roster
     }
 
@@ -103,7 +103,7 @@ impl Run {
     /// Reacts to a node that is new, or has other labels or pods. Returns whether that changes something.
     pub(super) fn observe_node(&mut self, node: &FleetNode) -> bool {
         let is_selected = self.selects(node);
-        self.roster.select(node, is_selected)
+        self.roster.set_selected(node, is_selected)
     }
 
     pub(super) fn remove_node(&mut self, node: &NodeName) -> bool {
@@ -114,7 +114,7 @@ impl Run {
         self.roster.set_presence(node, presence)
     }
 
-    pub(super) fn observe_pod(&mut self, old: Option<&Pod>, new: Option<&Pod>, fleet: &Fleet) -> bool {
+    pub(super) fn observe_pod(&mut self, old: Option<&Pod>, new: Option<&Pod>, fleet: &KruiseFleet) -> bool {
         let NodeChoice::Pods(selector) = &self.job.template.nodes else { return false };
         let [old, new] = [old, new].map(|pod| pod.and_then(|pod| pods::matching_node(pod, selector)));
         if old == new {
@@ -123,7 +123,7 @@ impl Run {
         let mut has_changed = false;
         for (node, matches) in [(old, false), (new, true)] {
             let Some(node) = node else { continue };
-            self.pods.change(node, matches);
+            self.pods.count_pod(node, matches);
             has_changed |= fleet.get(node).is_some_and(|node| self.observe_node(node));
         }
         has_changed
@@ -135,7 +135,7 @@ impl Run {
 
     /// Requests the tag of the node if the job wants to. Returns whether it did.
     pub(super) fn request_tag(&mut self, node: &NodeName, fx: &mut Effects<'_>) -> bool {
-        let is_wanted = self.roster.wanted().contains(node);
+        let is_wanted = self.roster.wanted_nodes().contains(node);
         if is_wanted {
             let new_round = self.roster.mark_requested(node);
             fx.emit(Action::RequestTag { node: node.clone(), request: self.request.clone(), new_round });
@@ -152,21 +152,26 @@ impl Run {
     }
 
     /// Why the job ends now, if it does.
-    pub(super) fn check_end(&mut self, start: Timestamp, is_paused: bool, now: Timestamp) -> Option<End> {
+    pub(super) fn check_end(
+        &mut self,
+        start: Timestamp,
+        is_paused: bool,
+        now: Timestamp,
+    ) -> Option<PullJobEnd> {
         let Completion::Always { .. } = self.job.template.completion else { return None };
         let counts = self.roster.counts();
         if counts.succeeded + counts.failed == counts.desired {
-            return Some(End::Completed);
+            return Some(PullJobEnd::Completed);
         }
         if self.deadline(start).is_some_and(|at| at <= now) {
-            return Some(End::Deadline);
+            return Some(PullJobEnd::Deadline);
         }
-        let is_stalled = self.roster.busy().is_empty()
-            && self.roster.wanted().is_empty()
+        let is_stalled = self.roster.busy_nodes().is_empty()
+            && self.roster.wanted_nodes().is_empty()
             && counts.wanted_offline == 0
             && !is_paused;
         self.stalled = is_stalled.then(|| self.stalled.unwrap_or(now));
-        self.offline_deadline().is_some_and(|at| at <= now).then_some(End::Unresponsive)
+        self.offline_deadline().is_some_and(|at| at <= now).then_some(PullJobEnd::Unresponsive)
     }
 
     fn deadline(&self, start: Timestamp) -> Option<Timestamp> {

@@ -8,7 +8,7 @@ use prepull_api::crd::kruise::ImagePullJobStatus;
 use prepull_api::task::NodeName;
 
 use super::Action;
-use super::roster::Roster;
+use super::roster::NodeRoster;
 use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
@@ -22,7 +22,7 @@ const NAMED_NODES: usize = 5;
 pub(super) const FAILED_NODES: usize = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum PullJobEnd {
     /// Each node has succeeded or failed.
     Completed,
     /// `activeDeadlineSeconds` have passed.
@@ -31,7 +31,7 @@ pub(super) enum End {
     Unresponsive,
 }
 
-pub(super) fn running(roster: &Roster, start: Option<Time>) -> ImagePullJobStatus {
+pub(super) fn running_status(roster: &NodeRoster, start: Option<Time>) -> ImagePullJobStatus {
     let counts = roster.counts();
     let message = if counts.desired == 0 {
         "job is running, no progress".to_owned()
@@ -42,41 +42,46 @@ pub(super) fn running(roster: &Roster, start: Option<Time>) -> ImagePullJobStatu
     ImagePullJobStatus {
         start_time: start,
         completion_time: None,
-        desired: int(counts.desired),
-        active: i32::try_from(roster.busy().len()).unwrap_or(i32::MAX),
-        succeeded: int(counts.succeeded),
-        failed: int(counts.failed),
+        desired: saturating_i32(counts.desired),
+        active: i32::try_from(roster.busy_nodes().len()).unwrap_or(i32::MAX),
+        succeeded: saturating_i32(counts.succeeded),
+        failed: saturating_i32(counts.failed),
         message,
-        failed_nodes: names(roster.failed()),
+        failed_nodes: first_names(roster.failed_nodes()),
     }
 }
 
 /// The final status of an ImagePullJob: the nodes that have not ended count as failed.
-pub(super) fn ended(roster: &Roster, start: Timestamp, completed: Time, end: End) -> ImagePullJobStatus {
+pub(super) fn ended_status(
+    roster: &NodeRoster,
+    start: Timestamp,
+    completed: Time,
+    end: PullJobEnd,
+) -> ImagePullJobStatus {
     let counts = roster.counts();
-    let not_succeeded: BTreeSet<&NodeName> = roster.failed().chain(roster.unfinished()).collect();
+    let not_succeeded: BTreeSet<&NodeName> = roster.failed_nodes().chain(roster.unfinished_nodes()).collect();
     let message = match end {
-        End::Completed | End::Unresponsive => "job has completed",
-        End::Deadline => "job exceeds activeDeadlineSeconds",
+        PullJobEnd::Completed | PullJobEnd::Unresponsive => "job has completed",
+        PullJobEnd::Deadline => "job exceeds activeDeadlineSeconds",
     };
     ImagePullJobStatus {
         completion_time: Some(completed),
         active: 0,
-        failed: int(counts.desired.saturating_sub(counts.succeeded)),
+        failed: saturating_i32(counts.desired.saturating_sub(counts.succeeded)),
         message: message.to_owned(),
-        failed_nodes: names(not_succeeded.into_iter()),
-        ..running(roster, Some(Time(start)))
+        failed_nodes: first_names(not_succeeded.into_iter()),
+        ..running_status(roster, Some(Time(start)))
     }
 }
 
 pub(super) fn end_events(
     id: &ObjectId,
     status: &ImagePullJobStatus,
-    roster: &Roster,
-    end: End,
+    roster: &NodeRoster,
+    end: PullJobEnd,
 ) -> impl Iterator<Item = Action> {
-    let unresponsive = (end == End::Unresponsive).then(|| {
-        let nodes = roster.unfinished();
+    let unresponsive = (end == PullJobEnd::Unresponsive).then(|| {
+        let nodes = roster.unfinished_nodes();
         let first: Vec<&str> = nodes.iter().take(NAMED_NODES).map(|node| node.as_str()).collect();
         let more = if nodes.len() > NAMED_NODES { ", …" } else { "" };
         let note = format!(
@@ -85,7 +90,7 @@ pub(super) fn end_events(
             status.desired,
             first.join(", ")
         );
-        warning(ObjectKind::ImagePullJob, id, reasons::UNRESPONSIVE, note)
+        warning_event(ObjectKind::ImagePullJob, id, reasons::UNRESPONSIVE, note)
     });
     let note = format!("{}: {} of {} nodes succeeded", status.message, status.succeeded, status.desired);
     let end = end_event(ObjectKind::ImagePullJob, id, status.failed == 0, note);
@@ -94,23 +99,23 @@ pub(super) fn end_events(
 
 pub(super) fn end_event(kind: ObjectKind, id: &ObjectId, is_success: bool, note: String) -> Action {
     let reason = if is_success { reasons::COMPLETED } else { reasons::FAILED };
-    event(kind, id, !is_success, reason, note)
+    job_event(kind, id, !is_success, reason, note)
 }
 
 pub(super) fn invalid_event(kind: ObjectKind, id: &ObjectId, reason: &str) -> Action {
-    warning(kind, id, reasons::INVALID, reason.to_owned())
+    warning_event(kind, id, reasons::INVALID, reason.to_owned())
 }
 
-pub(super) fn warning(kind: ObjectKind, id: &ObjectId, reason: &'static str, note: String) -> Action {
-    event(kind, id, true, reason, note)
+pub(super) fn warning_event(kind: ObjectKind, id: &ObjectId, reason: &'static str, note: String) -> Action {
+    job_event(kind, id, true, reason, note)
 }
 
-fn event(kind: ObjectKind, id: &ObjectId, warning: bool, reason: &'static str, note: String) -> Action {
-    Action::Event(ObjectEvent { kind, object: id.clone(), warning, reason, note: cut(note) })
+fn job_event(kind: ObjectKind, id: &ObjectId, warning: bool, reason: &'static str, note: String) -> Action {
+    Action::Event(ObjectEvent { kind, object: id.clone(), warning, reason, note: cut_note(note) })
 }
 
 /// Cuts a text to the length of an event's note.
-pub(super) fn cut(mut text: String) -> String {
+pub(super) fn cut_note(mut text: String) -> String {
     if text.len() > LONGEST_NOTE {
         let end =
             (0..=LONGEST_NOTE - '…'.len_utf8()).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
@@ -121,10 +126,10 @@ pub(super) fn cut(mut text: String) -> String {
 }
 
 /// The first of these nodes, which are sorted.
-fn names<'a>(nodes: impl Iterator<Item = &'a NodeName>) -> Vec<String> {
+fn first_names<'a>(nodes: impl Iterator<Item = &'a NodeName>) -> Vec<String> {
     nodes.take(FAILED_NODES).map(|node| node.0.clone()).collect()
 }
 
-pub(super) fn int(number: u32) -> i32 {
+pub(super) fn saturating_i32(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

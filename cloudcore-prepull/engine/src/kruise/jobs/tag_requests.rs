@@ -51,9 +51,9 @@ pub(super) fn tag_request(id: &ObjectId, job: &ValidPullJob) -> TagRequest {
         },
         key: image.clone(),
         limits: ImageTagPullPolicy {
-            timeout_seconds: Some(int(template.timeout.into())),
-            backoff_limit: Some(int(template.backoff_limit.into())),
-            ttl_seconds_after_finished: Some(int(ttl)),
+            timeout_seconds: Some(saturating_i32(template.timeout.into())),
+            backoff_limit: Some(saturating_i32(template.backoff_limit.into())),
+            ttl_seconds_after_finished: Some(saturating_i32(ttl)),
             active_deadline_seconds: deadline,
         },
         image_pull_policy: Some(template.policy.to_string()),
@@ -94,6 +94,6 @@ fn seconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
 }
 
-fn int(number: i64) -> i32 {
+fn saturating_i32(number: i64) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 /// Counts one more (`add`), or one less.
-pub(super) fn count(number: &mut u32, add: bool) {
+pub(super) fn adjust_count(number: &mut u32, add: bool) {
     *number = if add { *number + 1 } else { number.saturating_sub(1) };
 }
 
 /// Adds an item to a set (`add`), or takes it out.
-pub(super) fn put<T: Ord>(set: &mut BTreeSet<T>, item: T, add: bool) {
+pub(super) fn adjust_set<T: Ord>(set: &mut BTreeSet<T>, item: T, add: bool) {
     if add {
         set.insert(item)
     } else {

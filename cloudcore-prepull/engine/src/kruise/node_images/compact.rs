@@ -11,7 +11,7 @@ use prepull_api::crd::kruise::{
 use prepull_api::task::{JobUid, NodeName};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::shared_parts::{ImageTerms, Labels, SharedParts, TagTerms};
+use super::shared_parts::{ImageTerms, NodeImageLabels, SharedParts, TagTerms};
 use super::spec_edit::jobs_of;
 use crate::kruise::TagKey;
 
@@ -23,14 +23,14 @@ pub struct CompactNodeImage {
     /// metadata.resourceVersion
     pub(super) version: Box<str>,
     deleted: Option<Timestamp>,
-    pub(super) labels: Arc<Labels>,
-    spec: Groups<Arc<ImageTerms>, Tag>,
+    pub(super) labels: Arc<NodeImageLabels>,
+    spec: Groups<Arc<ImageTerms>, CompactTag>,
     /// `None` if the status has never been written.
-    status: Option<Box<Status>>,
+    status: Option<Box<CompactStatus>>,
 }
 
 #[derive(Debug)]
-pub(super) struct Tag {
+pub(super) struct CompactTag {
     pub(super) name: Arc<str>,
     pub(super) created: Option<Timestamp>,
     pub(super) version: i64,
@@ -38,7 +38,7 @@ pub(super) struct Tag {
 }
 
 #[derive(Debug)]
-struct Status {
+struct CompactStatus {
     desired: i32,
     succeeded: i32,
     failed: i32,
@@ -85,15 +85,15 @@ impl<T, I> Groups<T, I> {
     }
 
     fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &T, &[I])> {
-        (0..self.images.len()).filter_map(|index| self.at(index))
+        (0..self.images.len()).filter_map(|index| self.group_at(index))
     }
 
     fn get(&self, name: &str) -> Option<(&T, &[I])> {
         let index = self.images.binary_search_by(|(known, ..)| (**known).cmp(name)).ok()?;
-        self.at(index).map(|(_, terms, items)| (terms, items))
+        self.group_at(index).map(|(_, terms, items)| (terms, items))
     }
 
-    fn at(&self, index: usize) -> Option<(&Arc<str>, &T, &[I])> {
+    fn group_at(&self, index: usize) -> Option<(&Arc<str>, &T, &[I])> {
         let (name, terms, end) = self.images.get(index)?;
         let begin = index.checked_sub(1).map_or(0, |before| self.images[before].2);
         Some((name, terms, &self.items[begin..*end]))
@@ -107,10 +107,10 @@ impl CompactNodeImage {
         let spec = Groups::new(spec.images.into_iter().map(|(name, image)| {
             let ImageSpec { pull_secrets, tags, sandbox_config } = image;
             let terms = parts.image_terms(&ImageTerms { pull_secrets, sandbox_config });
-            let tags = tags.into_iter().map(|tag| Tag::new(tag, parts)).collect();
+            let tags = tags.into_iter().map(|tag| CompactTag::new(tag, parts)).collect();
             (parts.text(&name), terms, tags)
         }));
-        let status = status.map(|status| Box::new(Status::new(status, parts)));
+        let status = status.map(|status| Box::new(CompactStatus::new(status, parts)));
         Self {
             name: metadata.name.unwrap_or_default().into(),
             uid: metadata.uid.unwrap_or_default().into(),
@@ -162,11 +162,11 @@ impl CompactNodeImage {
         matches!((self.version.parse::<u64>(), other.version.parse::<u64>()), (Ok(this), Ok(other)) if this < other)
     }
 
-    pub(super) fn images(&self) -> impl Iterator<Item = (&Arc<str>, &ImageTerms, &[Tag])> {
+    pub(super) fn images(&self) -> impl Iterator<Item = (&Arc<str>, &ImageTerms, &[CompactTag])> {
         self.spec.iter().map(|(name, terms, tags)| (name, &**terms, tags))
     }
 
-    pub(super) fn tag(&self, key: &TagKey) -> Option<(&ImageTerms, &Tag)> {
+    pub(super) fn tag(&self, key: &TagKey) -> Option<(&ImageTerms, &CompactTag)> {
         let (terms, tags) = self.spec.get(&key.image)?;
         tags.iter().find(|tag| *tag.name == key.tag).map(|tag| (&**terms, tag))
     }
@@ -182,21 +182,22 @@ impl CompactNodeImage {
     }
 
     /// The spec as the API server has it.
-    pub(super) fn spec(&self) -> NodeImageSpec {
-        let images = self.images().map(|(name, terms, tags)| (name.to_string(), Self::image(terms, tags)));
+    pub(super) fn restore_spec(&self) -> NodeImageSpec {
+        let images =
+            self.images().map(|(name, terms, tags)| (name.to_string(), Self::restore_image(terms, tags)));
         NodeImageSpec { images: images.collect() }
     }
 
-    pub(super) fn image(terms: &ImageTerms, tags: &[Tag]) -> ImageSpec {
+    pub(super) fn restore_image(terms: &ImageTerms, tags: &[CompactTag]) -> ImageSpec {
         ImageSpec {
             pull_secrets: terms.pull_secrets.clone(),
-            tags: tags.iter().map(Tag::restore).collect(),
+            tags: tags.iter().map(CompactTag::restore).collect(),
             sandbox_config: terms.sandbox_config.clone(),
         }
     }
 
     /// The status as the API server has it.
-    pub(super) fn status(&self) -> Option<NodeImageStatus> {
+    pub(super) fn restore_status(&self) -> Option<NodeImageStatus> {
         self.status.as_ref().map(|status| status.restore())
     }
 
@@ -210,11 +211,11 @@ impl CompactNodeImage {
             deletion_timestamp: self.deleted.map(Time),
             ..ObjectMeta::default()
         };
-        NodeImage { metadata, spec: self.spec(), status: self.status() }
+        NodeImage { metadata, spec: self.restore_spec(), status: self.restore_status() }
     }
 }
 
-impl Tag {
+impl CompactTag {
     fn new(tag: ImageTagSpec, parts: &mut SharedParts) -> Self {
         let ImageTagSpec { tag: name, created_at, pull_policy, owner_references, version, image_pull_policy } =
             tag;
@@ -240,7 +241,7 @@ impl Tag {
     }
 }
 
-impl Status {
+impl CompactStatus {
     fn new(status: NodeImageStatus, parts: &mut SharedParts) -> Self {
         let NodeImageStatus { desired, succeeded, failed, pulling, waiting, image_statuses } = status;
         let images = Groups::new(image_statuses.into_iter().map(|(name, image)| {

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, truncate_reason};
 
-use super::{Action, Write};
+use super::{Action, NodeImageWrite};
 use crate::kruise::NodeImageUpdate;
 use crate::shared::effects::Effects;
 use crate::shared::events::ObjectEvent;
@@ -51,7 +51,7 @@ impl<'a> NodeEffects<'a> {
         self.emit(Action::Send(self.node.clone(), message));
     }
 
-    pub(super) fn write(&mut self, write: Write) {
+    pub(super) fn request_write(&mut self, write: NodeImageWrite) {
         self.emit(Action::Write(self.node.clone(), write));
     }
 
@@ -60,7 +60,7 @@ impl<'a> NodeEffects<'a> {
     }
 
     /// Emits an event, with a note of any length.
-    pub(super) fn event(&mut self, event: ObjectEvent) {
+    pub(super) fn emit_event(&mut self, event: ObjectEvent) {
         let note = truncate_reason(&event.note);
         self.emit(Action::Event(ObjectEvent { note, ..event }));
     }

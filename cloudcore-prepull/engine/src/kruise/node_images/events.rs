@@ -25,10 +25,10 @@ pub(super) fn end_events(
         let took = took.map_or(0, |(start, end)| end.0.duration_since(start.0).as_secs());
         let note = format!("image {key} is on the node, after {took} s");
         let (kind, reason) = (ObjectKind::NodeImage, reasons::PULL_IMAGE_SUCCEED);
-        return fx.event(ObjectEvent { kind, object: node_image, warning: false, reason, note });
+        return fx.emit_event(ObjectEvent { kind, object: node_image, warning: false, reason, note });
     }
     let message = &status.message;
-    failure(ObjectKind::NodeImage, node_image, format!("image {key}: {message}"), fx);
+    emit_failure(ObjectKind::NodeImage, node_image, format!("image {key}: {message}"), fx);
     for owner in round_jobs(owners) {
         let job = ObjectId {
             namespace: owner.namespace.clone().unwrap_or_default(),
@@ -36,18 +36,18 @@ pub(super) fn end_events(
             uid: JobUid(owner.uid.clone().unwrap_or_default()),
         };
         let note = format!("image {key} on node {}: {message}", fx.node);
-        failure(ObjectKind::ImagePullJob, job, note, fx);
+        emit_failure(ObjectKind::ImagePullJob, job, note, fx);
     }
 }
 
 /// Publishes that the NodeImage has no room for a tag that a job requests.
 pub(super) fn full_event(uid: &str, image: &str, fx: &mut NodeEffects<'_>) {
     let note = format!("image {image}: the NodeImage has as many images as it may have");
-    failure(ObjectKind::NodeImage, node_image_id(fx.node, uid), note, fx);
+    emit_failure(ObjectKind::NodeImage, node_image_id(fx.node, uid), note, fx);
 }
 
-fn failure(kind: ObjectKind, object: ObjectId, note: String, fx: &mut NodeEffects<'_>) {
-    fx.event(ObjectEvent { kind, object, warning: true, reason: reasons::PULL_IMAGE_FAILED, note });
+fn emit_failure(kind: ObjectKind, object: ObjectId, note: String, fx: &mut NodeEffects<'_>) {
+    fx.emit_event(ObjectEvent { kind, object, warning: true, reason: reasons::PULL_IMAGE_FAILED, note });
 }
 
 fn node_image_id(node: &NodeName, uid: &str) -> ObjectId {

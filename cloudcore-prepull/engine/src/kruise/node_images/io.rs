@@ -47,7 +47,7 @@ pub enum Input {
         keys: Option<KeysSent>,
     },
     /// A write of the node's NodeImage has ended.
-    Written(NodeName, Written),
+    Written(NodeName, WrittenNodeImage),
     /// The node has a free task slot again.
     SlotFreed(NodeName),
     /// The liveness of a job has changed: it has finished, or is deleted.
@@ -56,7 +56,7 @@ pub enum Input {
 
 /// How a write of a NodeImage ended.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Written {
+pub enum WrittenNodeImage {
     /// It was made. With the object as it is now; `None` if it was deleted.
     Done(Option<Box<CompactNodeImage>>),
     /// It was refused, since the object is another one than the write expected. With the object as it is now, if there is
@@ -74,7 +74,7 @@ pub enum Action {
     /// Send a message to the node if it has a session.
     Send(NodeName, CloudMessage),
     /// Write the node's NodeImage. There is at most one write of each at a time.
-    Write(NodeName, Write),
+    Write(NodeName, NodeImageWrite),
     /// Tell the jobs what has changed.
     NotifyJobs(NodeImageUpdate),
     /// Publish a Kubernetes event.
@@ -104,7 +104,7 @@ pub struct TagDispatch {
 
 /// A write of a NodeImage.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Write {
+pub enum NodeImageWrite {
     /// Create it, empty, with these labels.
     Create(Arc<BTreeMap<String, String>>),
     /// Delete this object, and no other one of its name.

@@ -16,7 +16,7 @@ use super::pulls::Pulls;
 use super::reported::ReportedStates;
 use super::requests::RequestQueue;
 use super::shared_parts::SharedParts;
-use super::{Context, Written};
+use super::{Context, WrittenNodeImage};
 use crate::fleet::node_view::NodeView;
 use crate::fleet::session::SessionId;
 use crate::kruise::NodeImageUpdate;
@@ -24,7 +24,7 @@ use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::reasons;
-use write::Writes;
+use write::NodeImageWrites;
 
 /// The label of nodes that get no NodeImage, as in Kruise.
 const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
@@ -41,7 +41,7 @@ pub(super) struct TrackedNode {
     is_synced: bool,
     pub(super) requests: RequestQueue,
     reported: ReportedStates,
-    writes: Writes,
+    writes: NodeImageWrites,
 }
 
 impl TrackedNode {
@@ -89,7 +89,7 @@ impl TrackedNode {
         self.object = ObjectState::Unreadable;
         let note = format!("the NodeImage cannot be read, nothing is done for it: {}", unreadable.error);
         let (kind, object, reason) = (ObjectKind::NodeImage, unreadable.id, reasons::INVALID);
-        fx.event(ObjectEvent { kind, object, warning: true, reason, note });
+        fx.emit_event(ObjectEvent { kind, object, warning: true, reason, note });
     }
 
     /// The API server has this NodeImage, or none.
@@ -113,7 +113,7 @@ impl TrackedNode {
         let before = std::mem::replace(&mut self.object, ObjectState::Absent);
         if let ObjectState::Present(_) = before {
             self.requests.clear();
-            self.pulls.clear(fx);
+            self.pulls.abandon_all(fx);
             self.reported.clear();
             fx.notify_jobs(NodeImageUpdate::Deleted(fx.node.clone()));
         }
@@ -177,11 +177,11 @@ impl TrackedNode {
     }
 
     /// A write of the NodeImage has ended; the object that it returned is observed next.
-    pub(super) fn end_write(&mut self, written: &Written, now: Timestamp) {
-        for written in self.requests.end_write(matches!(written, Written::Done(_))) {
+    pub(super) fn end_write(&mut self, written: &WrittenNodeImage, now: Timestamp) {
+        for written in self.requests.end_write(matches!(written, WrittenNodeImage::Done(_))) {
             self.reported.forget(&written.request);
         }
-        self.writes.end(written, now);
+        self.writes.end_write(written, now);
     }
 
     /// Drives the node towards its NodeImage's spec, and the NodeImage towards what the node and the jobs want.
@@ -190,10 +190,10 @@ impl TrackedNode {
         if let Some(object) = self.object.present() {
             self.pulls.give_up(object, context, fx);
             if self.session.is_some() {
-                self.pulls.dispatch(object, context, fx);
+                self.pulls.dispatch_waiting(object, context, fx);
             }
         }
-        self.write(context, fx);
+        self.write_if_needed(context, fx);
     }
 
     fn sync_pulls(&mut self, fx: &mut NodeEffects<'_>) {

@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use prepull_api::crd::kruise::ImageTagStatus;
 
 use super::Context;
-use super::compact::{CompactNodeImage, Tag};
+use super::compact::{CompactNodeImage, CompactTag};
 use super::effects::NodeEffects;
 use super::events::end_events;
 use super::spec_edit;
-use super::tag_pull::{State, TagPull, refused_status, task_id};
+use super::tag_pull::{TagPull, TagPullState, refused_status, task_id};
 use crate::kruise::TagKey;
 use crate::kruise::node_images::Action;
 use crate::kruise::rules::{self, ValidTag};
@@ -30,15 +30,15 @@ pub(super) struct Pulls {
 }
 
 /// A tag that the spec wants, and that hasn't ended.
-struct Wanted<'a> {
+struct WantedTag<'a> {
     object: &'a CompactNodeImage,
     key: TagKey,
-    tag: &'a Tag,
+    tag: &'a CompactTag,
 }
 
 impl Pulls {
     pub(super) fn has_waiting(&self) -> bool {
-        self.pulls.values().any(|pull| matches!(pull.state(), State::Waiting))
+        self.pulls.values().any(|pull| matches!(pull.state(), TagPullState::Waiting))
     }
 
     /// The status of a tag that has not ended in the stored status.
@@ -52,7 +52,7 @@ impl Pulls {
     pub(super) fn sync(&mut self, object: &CompactNodeImage, fx: &mut NodeEffects<'_>) {
         let mut wanted: HashSet<TagKey> = HashSet::new();
         for (name, terms, tags) in object.images() {
-            let has_ended = |tag: &Tag| {
+            let has_ended = |tag: &CompactTag| {
                 let status = object.status_of(name, &tag.name);
                 status.and_then(|status| status.ended_at(tag.version)).is_some()
             };
@@ -60,13 +60,13 @@ impl Pulls {
             if tags.iter().all(has_ended) {
                 continue;
             }
-            let image = CompactNodeImage::image(terms, tags);
+            let image = CompactNodeImage::restore_image(terms, tags);
             for (tag, valid) in tags.iter().zip(rules::image_rules(name, &image)) {
                 let key = TagKey::new(name, &tag.name);
                 if has_ended(tag) || !wanted.insert(key.clone()) {
                     continue;
                 }
-                let wanted = Wanted { object, key, tag };
+                let wanted = WantedTag { object, key, tag };
                 match valid {
                     Ok(valid) => {
                         self.refused.remove(&wanted.key);
@@ -82,7 +82,7 @@ impl Pulls {
 
     fn sync_pull(
         &mut self,
-        Wanted { object, key, tag }: Wanted<'_>,
+        WantedTag { object, key, tag }: WantedTag<'_>,
         valid: ValidTag,
         fx: &mut NodeEffects<'_>,
     ) {
@@ -107,7 +107,12 @@ impl Pulls {
         }
     }
 
-    fn refuse(&mut self, Wanted { object, key, tag }: Wanted<'_>, reason: String, fx: &mut NodeEffects<'_>) {
+    fn refuse(
+        &mut self,
+        WantedTag { object, key, tag }: WantedTag<'_>,
+        reason: String,
+        fx: &mut NodeEffects<'_>,
+    ) {
         if let Some(mut pull) = self.pulls.remove(&key) {
             pull.abandon(fx);
         }
@@ -120,7 +125,7 @@ impl Pulls {
     }
 
     /// Gives up all pulls: there is no NodeImage any more.
-    pub(super) fn clear(&mut self, fx: &mut NodeEffects<'_>) {
+    pub(super) fn abandon_all(&mut self, fx: &mut NodeEffects<'_>) {
         self.retain(|_| false, fx);
     }
 
@@ -143,12 +148,12 @@ impl Pulls {
     ) {
         let mut given_up: Vec<(TagKey, &'static str)> = Vec::new();
         for (key, pull) in &self.pulls {
-            if matches!(pull.state(), State::Ended { .. }) {
+            if matches!(pull.state(), TagPullState::Ended { .. }) {
                 continue;
             }
             let tag = object.tag(key).map(|(_, tag)| tag);
             let is_abandoned =
-                |tag: &Tag| spec_edit::is_abandoned(&tag.terms.owner_references, context.liveness);
+                |tag: &CompactTag| spec_edit::is_abandoned(&tag.terms.owner_references, context.liveness);
             if !tag.is_some_and(is_abandoned) {
                 let Some(due) = pull.give_up_due() else { continue };
                 if due > fx.now {
@@ -167,7 +172,7 @@ impl Pulls {
     }
 
     /// Dispatches the pulls that wait, the oldest tag first, as long as the node has slots.
-    pub(super) fn dispatch(
+    pub(super) fn dispatch_waiting(
         &mut self,
         object: &CompactNodeImage,
         context: &mut Context<'_>,
@@ -176,7 +181,8 @@ impl Pulls {
         let in_ledger = self.pulls.values().filter(|pull| pull.is_in_ledger()).count();
         let mut room = LEDGER_SHARE.saturating_sub(in_ledger);
         let mut waiting: Vec<(Option<Timestamp>, TagKey)> = Vec::new();
-        for (key, pull) in self.pulls.iter().filter(|(_, pull)| matches!(pull.state(), State::Waiting)) {
+        for (key, pull) in self.pulls.iter().filter(|(_, pull)| matches!(pull.state(), TagPullState::Waiting))
+        {
             if let Some(not_before) = pull.not_before.filter(|not_before| *not_before > fx.now) {
                 fx.wake_at(not_before);
                 continue;
@@ -193,7 +199,7 @@ impl Pulls {
             }
             room -= 1;
             pull.begin_dispatch(fx.now);
-            let dispatch = pull.dispatch(image, tag, fx);
+            let dispatch = pull.make_dispatch(image, tag, fx);
             fx.emit(Action::Dispatch(Box::new(dispatch)));
         }
     }
@@ -201,13 +207,13 @@ impl Pulls {
     /// Ends a pull as failed without a result of the node.
     fn fail(&mut self, object: &CompactNodeImage, key: &TagKey, message: String, fx: &mut NodeEffects<'_>) {
         let Some(pull) = self.pulls.get_mut(key) else { return };
-        pull.fail(message, fx);
+        pull.fail_without_result(message, fx);
         publish_end(object, pull, fx);
     }
 }
 
 fn publish_end(object: &CompactNodeImage, pull: &TagPull, fx: &mut NodeEffects<'_>) {
-    if let (Some((_, tag)), State::Ended { status, .. }) = (object.tag(&pull.key), pull.state()) {
+    if let (Some((_, tag)), TagPullState::Ended { status, .. }) = (object.tag(&pull.key), pull.state()) {
         end_events(object.uid(), &pull.key, &tag.terms.owner_references, status, fx);
     }
 }

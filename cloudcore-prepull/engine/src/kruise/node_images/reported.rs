@@ -6,7 +6,7 @@ use std::sync::Arc;
 use prepull_api::crd::kruise::PullPhase;
 use prepull_api::task::JobUid;
 
-use super::compact::{CompactNodeImage, Tag};
+use super::compact::{CompactNodeImage, CompactTag};
 use super::effects::NodeEffects;
 use super::shared_parts::SharedParts;
 use super::spec_edit::{job_of, jobs_of, round_jobs};
@@ -45,28 +45,28 @@ impl ReportedStates {
         }
         for (owned, _) in &self.0 {
             if !states.contains_key(owned) {
-                notify(&owned.0, &owned.1, TagState::Absent, fx);
+                notify_tag_state(&owned.0, &owned.1, TagState::Absent, fx);
             }
         }
         for (owned, state) in &states {
             if self.get(&owned.0, &owned.1) != Some(*state) {
-                notify(&owned.0, &owned.1, *state, fx);
+                notify_tag_state(&owned.0, &owned.1, *state, fx);
             }
         }
         self.0 = states.into_iter().collect();
     }
 
-    fn find(&self, job: &JobUid, key: &TagKey) -> Result<usize, usize> {
+    fn find_index(&self, job: &JobUid, key: &TagKey) -> Result<usize, usize> {
         self.0.binary_search_by(|((known_job, known_key), _)| (&**known_job, &**known_key).cmp(&(job, key)))
     }
 
     fn get(&self, job: &JobUid, key: &TagKey) -> Option<TagState> {
-        self.find(job, key).ok().map(|at| self.0[at].1)
+        self.find_index(job, key).ok().map(|at| self.0[at].1)
     }
 
     /// Has the next report answer the request even if the state has not changed.
     pub(super) fn forget(&mut self, request: &TagRequest) {
-        let at = job_of(&request.owner).map(|job| self.find(&job, &request.key));
+        let at = job_of(&request.owner).map(|job| self.find_index(&job, &request.key));
         if let Some(Ok(at)) = at {
             self.0.remove(at);
         }
@@ -75,13 +75,13 @@ impl ReportedStates {
     /// Answers a request that changes nothing with the state that was reported last.
     pub(super) fn answer(&self, request: &TagRequest, fx: &mut NodeEffects<'_>) {
         let Some(job) = job_of(&request.owner) else { return };
-        notify(&job, &request.key, self.get(&job, &request.key).unwrap_or(TagState::Absent), fx);
+        notify_tag_state(&job, &request.key, self.get(&job, &request.key).unwrap_or(TagState::Absent), fx);
     }
 
     /// Answers a request that cannot be written: the tag has failed.
     pub(super) fn answer_failed(request: &TagRequest, fx: &mut NodeEffects<'_>) {
         if let Some(job) = job_of(&request.owner) {
-            notify(&job, &request.key, TagState::Failed(fx.now), fx);
+            notify_tag_state(&job, &request.key, TagState::Failed(fx.now), fx);
         }
     }
 
@@ -91,12 +91,12 @@ impl ReportedStates {
     }
 }
 
-fn notify(job: &JobUid, key: &TagKey, state: TagState, fx: &mut NodeEffects<'_>) {
+fn notify_tag_state(job: &JobUid, key: &TagKey, state: TagState, fx: &mut NodeEffects<'_>) {
     let (job, node, key) = (job.clone(), fx.node.clone(), key.clone());
     fx.notify_jobs(NodeImageUpdate::Tag { job, node, key, state });
 }
 
-fn tag_state(object: &CompactNodeImage, image: &str, tag: &Tag) -> TagState {
+fn tag_state(object: &CompactNodeImage, image: &str, tag: &CompactTag) -> TagState {
     let status = object.status_of(image, &tag.name);
     let ended = status.and_then(|status| Some((status.phase, status.ended_at(tag.version)?)));
     match ended {

@@ -15,7 +15,7 @@ use crate::shared::shelf::Shelf;
 /// A shelf is not swept before it has this many values.
 const FIRST_SWEEP: usize = 1024;
 
-pub(super) type Labels = BTreeMap<String, String>;
+pub(super) type NodeImageLabels = BTreeMap<String, String>;
 
 /// What holds for all tags of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub struct SharedParts {
     texts: Shelf<str>,
     jobs: Shelf<JobUid>,
     keys: Shelf<TagKey>,
-    labels: Shelf<Labels>,
+    labels: Shelf<NodeImageLabels>,
     image_terms: Shelf<ImageTerms>,
     tag_terms: Shelf<TagTerms>,
 }
@@ -93,7 +93,7 @@ impl SharedParts {
         self.keys.share(key, || Arc::new(key.clone()))
     }
 
-    pub(super) fn labels(&mut self, labels: &Labels) -> Arc<Labels> {
+    pub(super) fn labels(&mut self, labels: &NodeImageLabels) -> Arc<NodeImageLabels> {
         self.labels.share(labels, || Arc::new(labels.clone()))
     }
 

@@ -10,12 +10,12 @@ use prepull_api::crd::kruise::{
 };
 use prepull_api::task::JobUid;
 
-use super::status::{ended_at, find};
+use super::status::{ended_at, find_tag_status};
 use crate::kruise::{Liveness, TagRequest};
 use crate::shared::events::ObjectKind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Edit {
+pub(super) enum EditOutcome {
     Unchanged,
     Changed,
     /// The tag is in a round of another namespace's jobs: apply the request once that round has ended.
@@ -31,15 +31,15 @@ pub(super) enum Edit {
 }
 
 /// Writes a request into a spec.
-pub(super) fn apply(
+pub(super) fn apply_request(
     spec: &mut NodeImageSpec,
     status: &NodeImageStatus,
     request: &TagRequest,
     new_round: bool,
     now: Timestamp,
-) -> Edit {
+) -> EditOutcome {
     let has_disowned = disown_others(spec, request);
-    let full = Edit::Full { has_disowned };
+    let full = EditOutcome::Full { has_disowned };
     let key = &request.key;
     if !spec.images.contains_key(&key.image) && spec.images.len() >= MAX_IMAGES {
         return full;
@@ -47,25 +47,25 @@ pub(super) fn apply(
     let image = spec.images.entry(key.image.clone()).or_default();
     let has_room = image.tags.len() < MAX_TAGS;
     match image.tags.iter_mut().find(|tag| tag.tag == key.tag) {
-        Some(tag) if owns(tag, &request.owner) && is_in_round(&tag.owner_references, &request.owner) => {
+        Some(tag) if has_owner(tag, &request.owner) && is_in_round(&tag.owner_references, &request.owner) => {
             let has_ended = ended_at(status, &key.image, &key.tag, tag.version).is_some();
             if has_ended && new_round {
                 begin_round(tag, request, now);
                 set_image_terms(image, request);
-                return Edit::Changed;
+                return EditOutcome::Changed;
             }
             // A tag that has ended is not changed any more, and of several jobs the last one's terms are in force.
             let is_last = tag.owner_references.last().is_some_and(|last| last.uid == request.owner.uid);
             let has_changed =
                 !has_ended && is_last && (set_tag_terms(tag, request) | set_image_terms(image, request));
-            if has_changed || has_disowned { Edit::Changed } else { Edit::Unchanged }
+            if has_changed || has_disowned { EditOutcome::Changed } else { EditOutcome::Unchanged }
         }
         Some(tag)
             if round_namespace(&tag.owner_references).is_some()
                 && !is_in_round(&tag.owner_references, &request.owner)
                 && ended_at(status, &key.image, &key.tag, tag.version).is_none() =>
         {
-            Edit::Deferred { has_disowned }
+            EditOutcome::Deferred { has_disowned }
         }
         Some(tag) => {
             // A new round for the new owner: what was pulled before may have been pulled on other terms, and with the
@@ -74,12 +74,12 @@ pub(super) fn apply(
             tag.owner_references.push(request.owner.clone());
             begin_round(tag, request, now);
             set_image_terms(image, request);
-            Edit::Changed
+            EditOutcome::Changed
         }
         None if !has_room => full,
         None => {
             // Above the version of a removed tag of this name that is still in the status.
-            let before = find(status, &key.image, &key.tag).map(|tag| tag.version);
+            let before = find_tag_status(status, &key.image, &key.tag).map(|tag| tag.version);
             let mut tag = ImageTagSpec {
                 tag: key.tag.clone(),
                 created_at: Some(Time(now)),
@@ -91,7 +91,7 @@ pub(super) fn apply(
             image.tags.push(tag);
             image.tags.sort_by(|a, b| a.tag.cmp(&b.tag));
             set_image_terms(image, request);
-            Edit::Changed
+            EditOutcome::Changed
         }
     }
 }
@@ -129,7 +129,7 @@ fn disown_others(spec: &mut NodeImageSpec, request: &TagRequest) -> bool {
     for (name, image) in &mut spec.images {
         image.tags.retain_mut(|tag| {
             let is_requested = *name == request.key.image && tag.tag == request.key.tag;
-            if is_requested || !owns(tag, &request.owner) {
+            if is_requested || !has_owner(tag, &request.owner) {
                 return true;
             }
             has_changed = true;
@@ -143,7 +143,7 @@ fn disown_others(spec: &mut NodeImageSpec, request: &TagRequest) -> bool {
 
 /// Removes deleted owners, tags without owners, and expired tags. Returns whether there were any, and when the next tag
 /// expires; a job that finishes may bring that forward.
-pub(super) fn prune(
+pub(super) fn prune_tags(
     spec: &mut NodeImageSpec,
     status: &NodeImageStatus,
     liveness: &dyn Fn(&JobUid) -> Liveness,
@@ -201,7 +201,7 @@ fn expiry(name: &str, tag: &ImageTagSpec, status: &NodeImageStatus) -> Option<Ti
     ended.checked_add(Duration::from_secs(u64::try_from(ttl).unwrap_or(0))).ok()
 }
 
-fn owns(tag: &ImageTagSpec, owner: &ObjectReference) -> bool {
+fn has_owner(tag: &ImageTagSpec, owner: &ObjectReference) -> bool {
     tag.owner_references.iter().any(|known| known.uid == owner.uid)
 }
 

@@ -29,7 +29,7 @@ pub(super) fn desired_status(
             if tags.iter().any(|known: &ImageTagStatus| known.tag == tag.tag) {
                 continue;
             }
-            let ended = find(stored, name, &tag.tag).filter(|known| known.has_ended(tag.version));
+            let ended = find_tag_status(stored, name, &tag.tag).filter(|known| known.has_ended(tag.version));
             let status =
                 ended.cloned().or_else(|| current(&TagKey::new(name, &tag.tag))).unwrap_or_else(|| {
                     ImageTagStatus { tag: tag.tag.clone(), version: tag.version, ..ImageTagStatus::default() }
@@ -51,18 +51,21 @@ pub(super) fn desired_status(
 }
 
 /// How the two differ, if they do.
-pub(super) fn difference(desired: &NodeImageStatus, stored: Option<&NodeImageStatus>) -> Option<Difference> {
+pub(super) fn compare_statuses(
+    desired: &NodeImageStatus,
+    stored: Option<&NodeImageStatus>,
+) -> Option<Difference> {
     let Some(stored) = stored else { return Some(Difference::Removed) };
     if desired == stored {
         return None;
     }
     let has_ended = |image: &str, tag: &ImageTagStatus| {
-        tag.completion_time.is_some() && find(stored, image, &tag.tag) != Some(tag)
+        tag.completion_time.is_some() && find_tag_status(stored, image, &tag.tag) != Some(tag)
     };
     if any_tag(desired, has_ended) {
         return Some(Difference::Ended);
     }
-    let has_removed = any_tag(stored, |image, tag| find(desired, image, &tag.tag).is_none());
+    let has_removed = any_tag(stored, |image, tag| find_tag_status(desired, image, &tag.tag).is_none());
     Some(if has_removed { Difference::Removed } else { Difference::Progress })
 }
 
@@ -73,12 +76,16 @@ fn any_tag(status: &NodeImageStatus, is: impl Fn(&str, &ImageTagStatus) -> bool)
 
 /// When a tag succeeded or failed in this version.
 pub(super) fn ended_at(status: &NodeImageStatus, image: &str, tag: &str, version: i64) -> Option<Timestamp> {
-    let found = find(status, image, tag).filter(|found| found.has_ended(version))?;
+    let found = find_tag_status(status, image, tag).filter(|found| found.has_ended(version))?;
     found.completion_time.as_ref().map(|time| time.0)
 }
 
 /// The status of a tag, of any version.
-pub(super) fn find<'a>(status: &'a NodeImageStatus, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
+pub(super) fn find_tag_status<'a>(
+    status: &'a NodeImageStatus,
+    image: &str,
+    tag: &str,
+) -> Option<&'a ImageTagStatus> {
     status.image_statuses.get(image)?.tags.iter().find(|found| found.tag == tag)
 }
 
@@ -106,7 +113,7 @@ mod tests {
         let status = desired_status(&spec, &NodeImageStatus::default(), current);
         assert_eq!((status.desired, status.pulling, status.waiting), (2, 1, 1));
         assert_eq!(status.image_statuses.keys().collect::<Vec<_>>(), ["a"]);
-        let waiting = find(&status, "a", "2").unwrap();
+        let waiting = find_tag_status(&status, "a", "2").unwrap();
         assert_eq!((waiting.phase, waiting.version, waiting.tag.as_str()), (PullPhase::Waiting, 4, "2"));
     }
 }

@@ -14,7 +14,7 @@ use prepull_api::task::{
 use prepull_api::wire::truncate_reason;
 
 use super::TagDispatch;
-use super::compact::{Tag, TagStatus};
+use super::compact::{CompactTag, TagStatus};
 use super::effects::NodeEffects;
 use super::shared_parts::ImageTerms;
 use super::spec_edit::{job_of, round_jobs, round_namespace};
@@ -53,7 +53,7 @@ pub(super) struct TagPull {
     /// `version` of the tag.
     pub(super) version: i64,
     pub(super) tag: ValidTag,
-    state: State,
+    state: TagPullState,
     /// When the task was sent for the first time.
     pub(super) started: Option<Timestamp>,
     /// When the node last said something about the task.
@@ -79,7 +79,7 @@ pub(super) struct TagPull {
 }
 
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum TagPullState {
     /// It waits for the node to be online and to have a free slot.
     Waiting,
     /// It holds a slot, and its credentials are being resolved.
@@ -96,7 +96,7 @@ pub(super) enum State {
     },
 }
 
-impl State {
+impl TagPullState {
     /// Whether the task takes one of the node's slots.
     fn holds_slot(&self) -> bool {
         matches!(self, Self::Dispatching | Self::OnNode)
@@ -111,7 +111,7 @@ impl TagPull {
             task,
             version,
             tag,
-            state: State::Waiting,
+            state: TagPullState::Waiting,
             started: None,
             last_heard: None,
             progress: 0,
@@ -135,12 +135,12 @@ impl TagPull {
         self
     }
 
-    pub(super) fn state(&self) -> &State {
+    pub(super) fn state(&self) -> &TagPullState {
         &self.state
     }
 
     /// Changes the state, and takes or frees the node's slot with it.
-    fn set_state(&mut self, state: State, fx: &mut NodeEffects<'_>) {
+    fn set_state(&mut self, state: TagPullState, fx: &mut NodeEffects<'_>) {
         if self.state.holds_slot() != state.holds_slot() {
             fx.change_slot(state.holds_slot());
         }
@@ -148,14 +148,14 @@ impl TagPull {
     }
 
     /// Has the task sent from the beginning.
-    pub(super) fn wait(&mut self, fx: &mut NodeEffects<'_>) {
-        self.set_state(State::Waiting, fx);
+    pub(super) fn wait_to_send(&mut self, fx: &mut NodeEffects<'_>) {
+        self.set_state(TagPullState::Waiting, fx);
         self.sent = self.task.clone();
     }
 
     /// Has the task sent from the beginning, but not at once.
     pub(super) fn wait_to_resend(&mut self, fx: &mut NodeEffects<'_>) {
-        self.wait(fx);
+        self.wait_to_send(fx);
         self.not_before = fx.now.checked_add(RESEND).ok();
     }
 
@@ -163,19 +163,19 @@ impl TagPull {
     /// try.
     pub(super) fn postpone(&mut self, reason: &str, fx: &mut NodeEffects<'_>) -> bool {
         let limit = self.whole_time();
-        let tried = self.dispatched.map_or(Duration::ZERO, |since| Moment::since(fx.now, since));
+        let tried = self.dispatched.map_or(Duration::ZERO, |since| Moment::time_since(fx.now, since));
         let Some(wait) = self.postponement.get_or_insert_default().next_wait(tried, limit) else {
             return false;
         };
-        self.wait(fx);
-        self.not_before = Some(fx.now.after(wait));
+        self.wait_to_send(fx);
+        self.not_before = Some(fx.now.later_by(wait));
         self.message = truncate_reason(reason);
         true
     }
 
     /// Sends the task. A slot has been taken for it already.
     pub(super) fn begin_dispatch(&mut self, now: Timestamp) {
-        self.state = State::Dispatching;
+        self.state = TagPullState::Dispatching;
         self.sent = self.task.clone();
         self.dispatched = Some(now);
     }
@@ -189,7 +189,7 @@ impl TagPull {
     }
 
     pub(super) fn mark_on_node(&mut self, fx: &mut NodeEffects<'_>) {
-        self.set_state(State::OnNode, fx);
+        self.set_state(TagPullState::OnNode, fx);
         self.last_heard = Some(fx.now);
         // A node that waits reports that in each session.
         self.waits.clear();
@@ -197,7 +197,7 @@ impl TagPull {
 
     /// The node went offline with the task, or the task reached it just before.
     pub(super) fn mark_offline(&mut self, fx: &mut NodeEffects<'_>) {
-        self.set_state(State::OnOfflineNode, fx);
+        self.set_state(TagPullState::OnOfflineNode, fx);
     }
 
     /// Takes over a task that the node has from before a restart of cloudcore.
@@ -213,20 +213,20 @@ impl TagPull {
         if self.is_sent() || self.needs_keys {
             fx.cancel(self.sent.clone(), UNWANTED);
         }
-        if let State::Ended { unacknowledged: Some(task), .. } = &self.state {
+        if let TagPullState::Ended { unacknowledged: Some(task), .. } = &self.state {
             fx.acknowledge(task.clone());
         }
-        self.set_state(State::Waiting, fx);
+        self.set_state(TagPullState::Waiting, fx);
     }
 
     /// Whether the node has the task, or is about to get it.
     pub(super) fn is_sent(&self) -> bool {
-        matches!(self.state, State::Dispatching | State::OnNode | State::OnOfflineNode)
+        matches!(self.state, TagPullState::Dispatching | TagPullState::OnNode | TagPullState::OnOfflineNode)
     }
 
     /// Whether the node's ledger has the task, or is about to have it.
     pub(super) fn is_in_ledger(&self) -> bool {
-        let has_result = matches!(self.state, State::Ended { unacknowledged: Some(_), .. });
+        let has_result = matches!(self.state, TagPullState::Ended { unacknowledged: Some(_), .. });
         self.is_sent() || self.needs_keys || has_result
     }
 
@@ -246,7 +246,7 @@ impl TagPull {
     fn remaining(&self, now: Timestamp) -> Duration {
         let whole = self.whole_time();
         let waited = self.postponement.as_ref().map_or(Duration::ZERO, |postponement| postponement.spent());
-        let passed = self.started.map_or(waited, |since| Moment::since(now, since));
+        let passed = self.started.map_or(waited, |since| Moment::time_since(now, since));
         match self.tag.active_deadline {
             Some(_) => whole.saturating_sub(passed),
             // Without a deadline a task that is sent again has all of its tries again.
@@ -259,8 +259,8 @@ impl TagPull {
         let (since, whole) = match (&self.state, self.tag.active_deadline) {
             (_, Some(deadline)) => (self.started?, deadline),
             // It has nothing to say until then, and its tries have not begun.
-            (State::OnNode, None) if !self.waits.is_empty() => return None,
-            (State::OnNode, None) => (self.last_heard?, self.time_for_tries()),
+            (TagPullState::OnNode, None) if !self.waits.is_empty() => return None,
+            (TagPullState::OnNode, None) => (self.last_heard?, self.time_for_tries()),
             (_, None) => return None,
         };
         since.checked_add(whole.saturating_add(SILENCE)).ok()
@@ -273,7 +273,7 @@ impl TagPull {
 
     pub(super) fn status(&self) -> ImageTagStatus {
         match &self.state {
-            State::Ended { status, .. } => status.as_ref().clone(),
+            TagPullState::Ended { status, .. } => status.as_ref().clone(),
             _ => ImageTagStatus {
                 tag: self.key.tag.clone(),
                 phase: if self.started.is_some() { PullPhase::Pulling } else { PullPhase::Waiting },
@@ -287,24 +287,24 @@ impl TagPull {
     }
 
     /// Ends the task as failed without a result of the node.
-    pub(super) fn fail(&mut self, message: String, fx: &mut NodeEffects<'_>) {
-        let status = self.ended(PullPhase::Failed, message, fx.now);
-        self.set_state(State::Ended { status: Box::new(status), unacknowledged: None }, fx);
+    pub(super) fn fail_without_result(&mut self, message: String, fx: &mut NodeEffects<'_>) {
+        let status = self.ended_status(PullPhase::Failed, message, fx.now);
+        self.set_state(TagPullState::Ended { status: Box::new(status), unacknowledged: None }, fx);
     }
 
     /// Has the node's result acknowledged once the status is stored, if the task has ended without it.
     pub(super) fn await_acknowledgement(&mut self, task: &TaskId) {
-        if let State::Ended { unacknowledged, .. } = &mut self.state {
+        if let TagPullState::Ended { unacknowledged, .. } = &mut self.state {
             *unacknowledged = Some(task.clone());
         }
     }
 
-    pub(super) fn end(&mut self, result: &TaskResult, fx: &mut NodeEffects<'_>) {
+    pub(super) fn end_with_result(&mut self, result: &TaskResult, fx: &mut NodeEffects<'_>) {
         let now = fx.now;
         let image = result.images.first();
         let present = image.filter(|image| image.outcome.is_on_node());
         let mut status = if let Some(image) = present {
-            let mut status = self.ended(PullPhase::Succeeded, String::new(), now);
+            let mut status = self.ended_status(PullPhase::Succeeded, String::new(), now);
             status.progress = 100;
             let id = image.id.as_ref().or(image.digest.as_ref());
             status.image_id = id.map(|id| truncate_reason(&format!("{}@{id}", self.key.image)));
@@ -318,15 +318,15 @@ impl TagPull {
             if result.outcome == TaskOutcome::DeadlineExceeded && self.tag.active_deadline.is_some() {
                 message = format!("{EXCEEDED}: {message}");
             }
-            self.ended(PullPhase::Failed, message, now)
+            self.ended_status(PullPhase::Failed, message, now)
         };
         status.start_time =
             status.start_time.or_else(|| now.checked_sub(result.took).ok().map(whole_seconds));
         let unacknowledged = Some(result.task.clone());
-        self.set_state(State::Ended { status: Box::new(status), unacknowledged }, fx);
+        self.set_state(TagPullState::Ended { status: Box::new(status), unacknowledged }, fx);
     }
 
-    fn ended(&self, phase: PullPhase, message: String, now: Timestamp) -> ImageTagStatus {
+    fn ended_status(&self, phase: PullPhase, message: String, now: Timestamp) -> ImageTagStatus {
         ImageTagStatus {
             tag: self.key.tag.clone(),
             phase,
@@ -340,8 +340,8 @@ impl TagPull {
     }
 
     /// The image, with the credentials that were given for it. `None`: an earlier leader gave them.
-    pub(super) fn entitlement(&self, image: &ImageTerms, tag: &Tag) -> Option<String> {
-        let image_only = secrets(image, &tag.terms.owner_references).is_empty();
+    pub(super) fn entitlement(&self, image: &ImageTerms, tag: &CompactTag) -> Option<String> {
+        let image_only = usable_secrets(image, &tag.terms.owner_references).is_empty();
         match self.keys {
             Some(KeysSent::All(keys)) => Some(format!("{} {keys:x}", self.tag.reference)),
             // The registry gives it to everyone, or the node has none of it.
@@ -350,7 +350,12 @@ impl TagPull {
         }
     }
 
-    pub(super) fn dispatch(&self, image: &ImageTerms, tag: &Tag, fx: &NodeEffects<'_>) -> TagDispatch {
+    pub(super) fn make_dispatch(
+        &self,
+        image: &ImageTerms,
+        tag: &CompactTag,
+        fx: &NodeEffects<'_>,
+    ) -> TagDispatch {
         let owners = &tag.terms.owner_references;
         let image_task = ImageTask {
             image: self.key.to_string(),
@@ -372,7 +377,7 @@ impl TagPull {
                 images: vec![image_task],
             },
             reference: self.tag.reference.clone(),
-            secrets: secrets(image, owners),
+            secrets: usable_secrets(image, owners),
             jobs: round_jobs(owners).filter_map(job_of).collect(),
             of_jobs: Vec::new(),
             remaining: self.remaining(fx.now),
@@ -386,7 +391,7 @@ const EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
 const SILENT: &str = "node has not responded for a long time";
 
 /// The status of a tag that the rules refuse.
-pub(super) fn refused_status(tag: &Tag, reason: String, now: Timestamp) -> ImageTagStatus {
+pub(super) fn refused_status(tag: &CompactTag, reason: String, now: Timestamp) -> ImageTagStatus {
     ImageTagStatus {
         tag: tag.name.to_string(),
         phase: PullPhase::Failed,
@@ -425,7 +430,7 @@ fn sandbox(image: &ImageTerms) -> Option<SandboxMetadata> {
 
 /// The secrets that a tag may use. Those of an image are shared by its tags; a tag that is pulled for jobs uses only those
 /// in their namespace, or a job could pull with credentials that it may not read.
-fn secrets(image: &ImageTerms, owners: &[ObjectReference]) -> Vec<SecretRef> {
+fn usable_secrets(image: &ImageTerms, owners: &[ObjectReference]) -> Vec<SecretRef> {
     let round = round_namespace(owners);
     let usable =
         image.pull_secrets.iter().filter(|secret| round.is_none_or(|round| round == secret.namespace));

@@ -20,9 +20,9 @@ use prepull_api::crd::kruise::{
     ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, NodeImage, NodeImageSpec, NodeImageStatus,
 };
 use prepull_api::task::{
-    Bytes, ImageOutcome, ImagePhase, ImageProgress, ImageResult, TaskId, TaskOutcome, TaskResult,
+    ByteProgress, ImageOutcome, ImagePhase, ImageProgress, ImageResult, TaskId, TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{Hello, OpenPhase, OpenTask, Progress};
+use prepull_api::wire::{Hello, OpenPhase, OpenTask, TaskProgress};
 
 use super::*;
 use crate::fleet::session::SessionId;
@@ -33,7 +33,7 @@ pub(super) const UID: &str = "0f7c3a51-8a5c-4a3e-9d0b-111111111111";
 
 /// The node, the API server, and the time.
 pub(super) struct World {
-    images: NodeImages,
+    images: NodeImageTracker,
     pub(super) now: Timestamp,
     /// As the API server has it.
     pub(super) object: Option<NodeImage>,
@@ -44,7 +44,7 @@ pub(super) struct World {
     pub(super) jobs: RefCell<HashMap<JobUid, Liveness>>,
     /// All actions but writes.
     pub(super) done: Vec<Action>,
-    pub(super) writes: Vec<Write>,
+    pub(super) writes: Vec<NodeImageWrite>,
     /// Whether the API server is available.
     pub(super) api: bool,
     /// Why the secrets cannot be read, if they cannot.
@@ -66,7 +66,7 @@ impl World {
     /// A Ready edge node without a NodeImage.
     pub(super) fn bare() -> Self {
         let mut world = Self {
-            images: NodeImages::new(Selector::parse("edge").unwrap()),
+            images: NodeImageTracker::new(Selector::parse("edge").unwrap()),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             object: None,
             versions: 0,
@@ -102,12 +102,12 @@ impl World {
         world.object.clone_from(&self.object);
         let objects = world.object.clone().map(|object| Ok(Box::new(object.into())));
         world.images.handle(Input::NodeImages(objects.into_iter().collect()), world.now);
-        world.images.hear(FleetEvent::Nodes(vec![view(&[("edge", "")])]), world.now);
+        world.images.note_fleet_event(FleetEvent::Nodes(vec![view(&[("edge", "")])]), world.now);
         world
     }
 
     pub(super) fn hear(&mut self, event: FleetEvent) {
-        self.images.hear(event, self.now);
+        self.images.note_fleet_event(event, self.now);
         self.settle();
     }
 
@@ -177,14 +177,14 @@ impl World {
         panic!("it does not come to rest: {:?} {:?}", self.writes, self.done);
     }
 
-    fn write(&mut self, write: Write) -> Written {
+    fn write(&mut self, write: NodeImageWrite) -> WrittenNodeImage {
         if !self.api {
-            return Written::Failed;
+            return WrittenNodeImage::Failed;
         }
         self.versions += 1;
         let version = Some(self.versions.to_string());
         match write {
-            Write::Create(labels) => {
+            NodeImageWrite::Create(labels) => {
                 let metadata = ObjectMeta {
                     name: Some(node().0),
                     uid: Some(UID.to_owned()),
@@ -194,26 +194,26 @@ impl World {
                 };
                 self.object = Some(NodeImage { metadata, spec: NodeImageSpec::default(), status: None });
             }
-            Write::Delete { .. } => self.object = None,
-            Write::Spec { version: expected, labels, spec, .. } => {
+            NodeImageWrite::Delete { .. } => self.object = None,
+            NodeImageWrite::Spec { version: expected, labels, spec, .. } => {
                 let object = self.object.as_mut().unwrap();
                 if object.metadata.resource_version.as_ref() != Some(&expected) {
-                    return Written::Refused(Some(Box::new(object.clone().into())));
+                    return WrittenNodeImage::Refused(Some(Box::new(object.clone().into())));
                 }
                 object.metadata.resource_version = version;
                 object.metadata.labels = Some((*labels).clone());
                 object.spec = *spec;
             }
-            Write::Status { version: expected, status, .. } => {
+            NodeImageWrite::Status { version: expected, status, .. } => {
                 let object = self.object.as_mut().unwrap();
                 if object.metadata.resource_version.as_ref() != Some(&expected) {
-                    return Written::Refused(Some(Box::new(object.clone().into())));
+                    return WrittenNodeImage::Refused(Some(Box::new(object.clone().into())));
                 }
                 object.metadata.resource_version = version;
                 object.status = Some(*status);
             }
         }
-        Written::Done(self.object.clone().map(|object| Box::new(object.into())))
+        WrittenNodeImage::Done(self.object.clone().map(|object| Box::new(object.into())))
     }
 
     /// Edits the NodeImage by hand, and has the watch deliver it.
@@ -277,12 +277,12 @@ impl World {
         let image = ImageProgress {
             index: 0,
             phase: ImagePhase::Pulling,
-            bytes: Some(Bytes { done, total }),
+            bytes: Some(ByteProgress { done, total }),
             attempts: 1,
             reason: String::new(),
             code: None,
         };
-        self.receive(EdgeMessage::Progress(Progress {
+        self.receive(EdgeMessage::Progress(TaskProgress {
             task: task.clone(),
             images: vec![image],
             waits: String::new(),
@@ -292,7 +292,7 @@ impl World {
     /// The node reports what it waits for; empty if it goes on.
     pub(super) fn report_waits(&mut self, task: &TaskId, waits: &str) {
         let (task, waits) = (task.clone(), waits.to_owned());
-        self.receive(EdgeMessage::Progress(Progress { task, images: Vec::new(), waits }));
+        self.receive(EdgeMessage::Progress(TaskProgress { task, images: Vec::new(), waits }));
     }
 
     /// Takes the tasks that were dispatched since the last call.
@@ -331,7 +331,7 @@ impl World {
     }
 
     pub(super) fn tag(&self, image: &str, tag: &str) -> Option<ImageTagStatus> {
-        super::status::find(&self.status(), image, tag).cloned()
+        super::status::find_tag_status(&self.status(), image, tag).cloned()
     }
 
     pub(super) fn spec_tag(&self, image: &str, tag: &str) -> Option<ImageTagSpec> {
@@ -342,8 +342,8 @@ impl World {
     /// Takes how many writes of spec and of status there were since the last call.
     pub(super) fn take_write_counts(&mut self) -> (usize, usize) {
         let writes = std::mem::take(&mut self.writes);
-        let specs = writes.iter().filter(|write| matches!(write, Write::Spec { .. })).count();
-        let statuses = writes.iter().filter(|write| matches!(write, Write::Status { .. })).count();
+        let specs = writes.iter().filter(|write| matches!(write, NodeImageWrite::Spec { .. })).count();
+        let statuses = writes.iter().filter(|write| matches!(write, NodeImageWrite::Status { .. })).count();
         (specs, statuses)
     }
 }

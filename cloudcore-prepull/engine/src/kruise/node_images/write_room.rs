@@ -22,15 +22,15 @@ impl WriteRoom {
         self.under_way < WRITES
     }
 
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin_write(&mut self) {
         self.under_way += 1;
     }
 
-    pub(super) fn end(&mut self) {
+    pub(super) fn end_write(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
     }
 
-    pub(super) fn wait(&mut self, node: &NodeName) {
+    pub(super) fn queue_node(&mut self, node: &NodeName) {
         if self.known.insert(node.clone()) {
             self.waiting.push_back(node.clone());
         }
@@ -51,13 +51,13 @@ mod tests {
     #[test]
     fn writes_are_bounded_and_in_turn() {
         let mut room = WriteRoom::default();
-        (0..WRITES).for_each(|_| room.begin());
+        (0..WRITES).for_each(|_| room.begin_write());
         for node in ["b", "a", "b"] {
-            room.wait(&node.into());
+            room.queue_node(&node.into());
         }
         assert!(!room.has_room());
         assert_eq!(room.pop(), None);
-        room.end();
+        room.end_write();
         assert_eq!([room.pop(), room.pop(), room.pop()], [Some("b".into()), Some("a".into()), None]);
     }
 }

@@ -75,12 +75,12 @@ pub fn conditions(
     now: Timestamp,
 ) -> Vec<Condition> {
     let mut facts = facts(situation);
-    facts.extend(pause(situation, before));
+    facts.extend(pause_fact(situation, before));
     merge_conditions(before, facts, generation, now)
 }
 
 /// Whether downloads stand still. A job that was paused keeps the condition, which has the time when that ended.
-fn pause(situation: &Situation<'_>, before: &[Condition]) -> Option<Fact> {
+fn pause_fact(situation: &Situation<'_>, before: &[Condition]) -> Option<Fact> {
     let is_paused = situation.paused && matches!(situation.phase, JobPhase::Init | JobPhase::InProgress);
     let (reason, message) = if is_paused {
         (reasons::PAUSED, "spec.pause is true: nodes at work keep what they have downloaded")

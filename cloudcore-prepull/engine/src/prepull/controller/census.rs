@@ -14,7 +14,7 @@ pub(super) struct Census {
 }
 
 impl Census {
-    pub(super) fn note(&mut self, job: &JobUid, phase: JobPhase) {
+    pub(super) fn note_phase(&mut self, job: &JobUid, phase: JobPhase) {
         if self.phases.get(job) == Some(&phase) {
             return;
         }
@@ -53,10 +53,10 @@ mod tests {
         let mut census = Census::default();
         let [one, two] = ["one", "two"].map(|job| JobUid(job.to_owned()));
         for phase in [JobPhase::Init, JobPhase::InProgress, JobPhase::InProgress] {
-            census.note(&one, phase);
-            census.note(&two, phase);
+            census.note_phase(&one, phase);
+            census.note_phase(&two, phase);
         }
-        census.note(&two, JobPhase::Failure);
+        census.note_phase(&two, JobPhase::Failure);
         assert_eq!(
             census.counts(),
             [

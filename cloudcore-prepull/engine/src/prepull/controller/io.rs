@@ -30,10 +30,10 @@ pub enum Input {
     },
     /// The answer to [`Action::Recall`]: the job, unless it is gone, and then its reports, which were read after it.
     Recalled(JobUid, Vec<ImagePrePullReport>, Option<JobObject>),
-    /// The whole list of jobs, after which those that are not in it are gone. What [`lean`](super::lean) leaves of each is
+    /// The whole list of jobs, after which those that are not in it are gone. What [`drop_unread_fields`](super::drop_unread_fields) leaves of each is
     /// enough.
     Jobs(Vec<JobObject>),
-    /// A job is new or changed. What [`lean`](super::lean) leaves of it is enough.
+    /// A job is new or changed. What [`drop_unread_fields`](super::drop_unread_fields) leaves of it is enough.
     Job(JobObject),
     /// A job was deleted.
     JobGone(JobUid),
@@ -63,7 +63,7 @@ pub enum Input {
         /// The job of the written status or report.
         job: JobUid,
         /// Which of the job's objects was written.
-        object: Object,
+        object: StatusOrReport,
         /// The version of [`Action::Write`].
         version: u64,
         /// How the write ended.
@@ -77,7 +77,7 @@ pub enum Input {
 /// A write that ended, as in [`Input::Written`].
 #[derive(Debug)]
 pub(super) struct WriteEnd {
-    pub(super) object: Object,
+    pub(super) object: StatusOrReport,
     pub(super) version: u64,
     pub(super) stored: Option<String>,
     pub(super) done: bool,
@@ -105,7 +105,7 @@ pub fn rest_of(object: &JobObject) -> &ImagePrePullJob {
 
 /// An object that is written for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Object {
+pub enum StatusOrReport {
     /// The status of the job.
     Status,
     /// The report of the job with this index.
@@ -123,10 +123,10 @@ pub enum Content {
 
 impl Content {
     /// The object that this is the content of.
-    pub fn object(&self) -> Object {
+    pub fn object(&self) -> StatusOrReport {
         match self {
-            Self::Status(_) => Object::Status,
-            Self::Report(report) => Object::Report(report.index),
+            Self::Status(_) => StatusOrReport::Status,
+            Self::Report(report) => StatusOrReport::Report(report.index),
         }
     }
 }

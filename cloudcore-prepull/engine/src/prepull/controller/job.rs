@@ -24,9 +24,9 @@ use prepull_api::crd::status::{
 };
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskResult};
-use prepull_api::wire::{CloudMessage, OpenTask, Progress, truncate_reason};
+use prepull_api::wire::{CloudMessage, OpenTask, TaskProgress, truncate_reason};
 
-use super::{Action, Content, Effects, JobObject, WriteEnd, cancel, rest_of};
+use super::{Action, Content, Effects, JobObject, WriteEnd, cancel_message, rest_of};
 use crate::fleet::in_hand::TaskInHand;
 use crate::fleet::node_view::NodeView;
 use crate::fleet::session::SessionId;
@@ -34,11 +34,11 @@ use crate::prepull::aggregate::{self, OtherSpec, Situation};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::prepull::validate::ValidatedJob;
-use crate::shared::access::{Access, KeysSent};
+use crate::shared::access::{KeysSent, LayerAccess};
 use crate::shared::outcomes::DispatchOutcome;
 use crate::shared::reasons;
-use crate::shared::writes::{Deferred, Pace};
-use crate::sites::Shared;
+use crate::shared::writes::{Deferred, WritePace};
+use crate::sites::BlobSharing;
 
 mod course;
 mod edit;
@@ -53,28 +53,28 @@ mod stored;
 
 use course::{Course, reason_with_refusal};
 use events::JobEvents;
-use members::{Members, Prepared};
-use output::Output;
+use members::{Members, PreparedDispatch};
+use output::JobOutput;
 use spec::SpecState;
 
-type Nodes = BTreeMap<NodeName, NodeView>;
+type NodeViews = BTreeMap<NodeName, NodeView>;
 
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct PrepullJob {
     /// What the job begins with once a node of it is Ready, while none is.
-    waiting: Option<Waiting>,
+    waiting: Option<WaitingJob>,
     /// The job's next run: its images or nodes were edited after it had begun.
     next: Option<Box<ImagePrePullJob>>,
     spec: SpecState,
     course: Course,
     members: Members,
-    output: Output,
+    output: JobOutput,
     events: JobEvents,
 }
 
 /// A job that could begin if one of its nodes were Ready.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingJob {
     object: Box<ImagePrePullJob>,
     job: Arc<ValidatedJob>,
 }
@@ -87,12 +87,12 @@ pub(super) fn generation_of(object: &JobObject) -> i64 {
     rest_of(object).metadata.generation.unwrap_or_default()
 }
 
-impl Job {
+impl PrepullJob {
     pub(super) fn phase(&self) -> JobPhase {
         self.course.phase()
     }
 
-    pub(super) fn counts(&self) -> (&str, &Summary) {
+    pub(super) fn name_and_summary(&self) -> (&str, &Summary) {
         (self.events.name(), self.members.rollout().summary())
     }
 
@@ -113,7 +113,7 @@ impl Job {
 
     /// Whether the job waits for a Ready node, and would take this one.
     pub(super) fn waits_for(&self, node: &NodeView) -> bool {
-        self.waiting.as_ref().is_some_and(|waiting| plan::chooses(&waiting.job, node))
+        self.waiting.as_ref().is_some_and(|waiting| plan::chooses_node(&waiting.job, node))
     }
 
     /// Whether the accepted spec is unknown: an earlier version of cloudcore had not stored it, and the present spec is
@@ -144,13 +144,13 @@ impl Job {
         node: &NodeName,
         attempt: u32,
         by_default: bool,
-    ) -> Option<(Shared, Access)> {
+    ) -> Option<(BlobSharing, LayerAccess)> {
         self.members.shared_by(node, attempt, by_default)
     }
 
     /// Bytes a second over the uplink of each site.
     pub(super) fn site_rate(&self) -> Option<NonZeroU64> {
-        self.members.job()?.download.max_site_rate
+        self.members.accepted_job()?.download.max_site_rate
     }
 
     pub(super) fn in_hand(&self, node: &NodeName, attempt: u32) -> Option<TaskInHand> {
@@ -165,7 +165,7 @@ impl Job {
 
     pub(super) fn set_busy(&mut self, node: &NodeName, busy: bool) {
         if self.course.is_running() && self.members.rollout_mut().set_busy(node, busy) {
-            self.output.touch_status(Pace::Slow);
+            self.output.touch_status(WritePace::Slow);
         }
     }
 
@@ -204,7 +204,7 @@ impl Job {
             Reattach::Cancel | Reattach::Leave | Reattach::AtWork => {}
         }
         if before == NodePhase::Pending && is_running {
-            self.output.touch_status(Pace::Slow);
+            self.output.touch_status(WritePace::Slow);
         }
         self.collect_changes();
     }
@@ -212,7 +212,7 @@ impl Job {
     pub(super) fn mark_offline(&mut self, node: &NodeName, session: SessionId) {
         self.members.rollout_mut().mark_offline(node, session);
         if self.course.is_running() && self.members.phase_of(node) == Some(NodePhase::Pending) {
-            self.output.touch_status(Pace::Slow);
+            self.output.touch_status(WritePace::Slow);
         }
     }
 
@@ -221,7 +221,7 @@ impl Job {
         let has_left = self.course.is_running() && self.members.remove_node(node);
         self.collect_changes();
         if has_left {
-            self.output.touch_status(Pace::Now);
+            self.output.touch_status(WritePace::Now);
         }
         has_left
     }
@@ -233,7 +233,7 @@ impl Job {
         let joins = may_join && self.members.add_if_chosen(node);
         if joins {
             self.output.shards.grow(self.members.rollout().len());
-            self.output.touch_status(Pace::Soon);
+            self.output.touch_status(WritePace::Soon);
         }
         joins
     }
@@ -244,7 +244,7 @@ impl Job {
         self.is_in_progress(node, attempt)
     }
 
-    pub(super) fn record_progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
+    pub(super) fn record_progress(&mut self, node: &NodeName, progress: &TaskProgress, now: Timestamp) {
         self.members.record_progress(node, progress, now);
         self.collect_changes();
     }
@@ -280,7 +280,7 @@ impl Job {
             // The node's time ran out in between.
             DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_) if !is_current => {
                 let task = TaskId { job: self.events.uid().clone(), attempt };
-                effects.emit(cancel(node, task, super::OVER));
+                effects.emit(cancel_message(node, task, super::OVER));
             }
             // The attempt is over.
             _ if !is_current => {}
@@ -314,7 +314,7 @@ impl Job {
             }
         }
         self.collect_changes();
-        if let Some(start) = self.members.rollout().withdrawn(node) {
+        if let Some(start) = self.members.rollout().withdrawn_start(node) {
             self.after_write(node, Deferred::Withdraw(start), effects);
         }
     }
@@ -344,15 +344,15 @@ impl Job {
 
     pub(super) fn write_if_due(&mut self, effects: &mut Effects<'_>) {
         self.collect_changes();
-        let (rollout, is_over) = (self.members.rollout(), self.course.ended().is_some());
+        let (rollout, is_over) = (self.members.rollout(), self.course.end_time().is_some());
         let any_in_progress = |places| rollout.any_in_progress(places);
         for report in self.output.begin_reports(effects.now, any_in_progress) {
             self.members.rollout_mut().stamp_starts(report.nodes.clone(), effects.now);
             let rollout = self.members.rollout();
             let records = rollout.records_of(report.nodes);
             let (first, rounds) = (self.course.first_attempt(), self.course.all_rounds());
-            let body = aggregate::report(self.events.name(), report.index, first, rounds, records);
-            let write = self.write(report.version, Content::Report(Box::new(body)));
+            let body = aggregate::make_report(self.events.name(), report.index, first, rounds, records);
+            let write = self.write_action(report.version, Content::Report(Box::new(body)));
             effects.emit(write);
         }
         let status_due = self.output.next_status(is_over);
@@ -361,19 +361,19 @@ impl Job {
         }
         let status = self.status(effects.now);
         let version = self.output.begin_status(&status.conditions, effects.now);
-        effects.emit(self.write(version, Content::Status(Box::new(status))));
+        effects.emit(self.write_action(version, Content::Status(Box::new(status))));
     }
 
-    fn write(&self, version: u64, content: Content) -> Action {
+    fn write_action(&self, version: u64, content: Content) -> Action {
         let (job, name) = (self.events.uid().clone(), self.events.name().to_owned());
-        let replaces = self.output.version(content.object());
+        let replaces = self.output.stored_version(content.object());
         Action::Write { job, name, version, replaces, content }
     }
 
     /// A write ended; what waited for it goes out.
     pub(super) fn finish_write(&mut self, end: WriteEnd, effects: &mut Effects<'_>) {
         for deferred in self.output.finish_write(end, effects.now) {
-            self.release(deferred, effects);
+            self.release_deferred(deferred, effects);
         }
     }
 
@@ -381,7 +381,7 @@ impl Job {
     pub(super) fn abandon(&mut self, effects: &mut Effects<'_>) {
         for deferred in self.output.abandon() {
             if let Deferred::Ack(node, task) = deferred {
-                effects.emit(ack(node, task));
+                effects.emit(ack_message(node, task));
             }
         }
     }
@@ -395,19 +395,19 @@ impl Job {
     /// Does the deferred work once the node's present record is written.
     fn after_write(&mut self, node: &NodeName, deferred: Deferred, effects: &mut Effects<'_>) {
         let ready = match self.members.rollout().position(node) {
-            Some(place) => self.output.shards.after(place, deferred),
+            Some(place) => self.output.shards.defer_until_written(place, deferred),
             // A node that the job does not know: nothing will ever be written of it. It may be one of an earlier run, which
             // the next leader goes on with unless this one is written.
             None => self.output.defer_to_beginning(deferred),
         };
         if let Some(deferred) = ready {
-            self.release(deferred, effects);
+            self.release_deferred(deferred, effects);
         }
     }
 
-    fn release(&mut self, deferred: Deferred, effects: &mut Effects<'_>) {
+    fn release_deferred(&mut self, deferred: Deferred, effects: &mut Effects<'_>) {
         match deferred {
-            Deferred::Ack(node, task) => effects.emit(ack(node, task)),
+            Deferred::Ack(node, task) => effects.emit(ack_message(node, task)),
             Deferred::Dispatch(node, start) if self.members.rollout().start_of(&node) == Some(start) => {
                 self.dispatch(&node, effects);
             }
@@ -424,10 +424,14 @@ impl Job {
         }
         let attempt = self.members.attempt(node);
         match self.members.prepare_dispatch(node, effects.now) {
-            Prepared::Dispatch(dispatch) => effects.emit(Action::Dispatch(dispatch)),
-            Prepared::Nothing => {}
-            Prepared::Impossible(reason) => {
-                effects.emit(cancel(node, TaskId { job: self.events.uid().clone(), attempt }, reason));
+            PreparedDispatch::Dispatch(dispatch) => effects.emit(Action::Dispatch(dispatch)),
+            PreparedDispatch::Nothing => {}
+            PreparedDispatch::Impossible(reason) => {
+                effects.emit(cancel_message(
+                    node,
+                    TaskId { job: self.events.uid().clone(), attempt },
+                    reason,
+                ));
                 self.collect_changes();
             }
         }
@@ -438,7 +442,7 @@ impl Job {
         self.spec.accepted()?.image_pre_pull_template.remove.as_ref()?;
         let mut sum = RemovalStatus::default();
         let of_nodes = self.members.rollout().records().filter_map(|record| record.removal.as_ref());
-        of_nodes.for_each(|node| sum.add(node));
+        of_nodes.for_each(|node| sum.add_node(node));
         Some(sum)
     }
 
@@ -446,7 +450,7 @@ impl Job {
         let (course, rollout) = (&self.course, self.members.rollout());
         let mut summary = rollout.summary().clone();
         summary.skipped = self.members.skipped_total();
-        let warning = self.members.job().and_then(plan::self_assigned_labels);
+        let warning = self.members.accepted_job().and_then(plan::self_assigned_labels);
         let warning = warning.as_deref().map(truncate_reason);
         let is_other = course.has_begun() && !course.ended_as_cancelled() && self.spec.is_other();
         let situation = Situation {
@@ -465,20 +469,20 @@ impl Job {
             observed_generation: generation,
             phase: course.phase(),
             reason: reason_with_refusal(course.reason(), self.spec.refusal().filter(|_| course.has_begun())),
-            start_time: course.started().map(Time),
-            completion_time: course.ended().map(Time),
+            start_time: course.start_time().map(Time),
+            completion_time: course.end_time().map(Time),
             active_since: course.active_since().map(Time),
             summary,
             failures_by_code: rollout.failures(),
             removal: self.removal_status(),
             rollout: rollout.waves(),
-            retry: course.rounds(),
+            retry: course.retry_rounds(),
             recheck: course.recheck_status(rollout.rechecked()),
             first_attempt: aggregate::stored_first_attempt(course.first_attempt()),
             spec_hash: self.spec.hash().to_owned(),
             started_spec: self.spec.stored().to_owned(),
             conditions: aggregate::conditions(&situation, self.output.conditions(), generation, now),
-            node_status: aggregate::view(rollout.records()),
+            node_status: aggregate::shown_nodes(rollout.records()),
             skipped_nodes: self.members.skipped().iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
         }
     }
@@ -491,6 +495,6 @@ fn note_of(record: &NodeStatus) -> String {
 }
 
 /// What an edge is sent when its result has been written.
-fn ack(node: NodeName, task: TaskId) -> Action {
+fn ack_message(node: NodeName, task: TaskId) -> Action {
     Action::Send(node, CloudMessage::ResultAck { task })
 }

@@ -40,12 +40,12 @@ pub(super) fn is_end_unknown(status: &ImagePrePullJobStatus) -> bool {
 
 impl Parked {
     /// Parks a job that an earlier run of cloudcore has begun.
-    pub(super) fn begun(object: &JobObject) -> Option<Self> {
+    pub(super) fn from_begun(object: &JobObject) -> Option<Self> {
         let job = rest_of(object);
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref().map(|time| time.0);
         status.start_time.as_ref().map(|time| time.0).or(ended)?;
-        let accepted = accepted(status);
+        let accepted = accepted_spec(status);
         let ttl = accepted.as_ref().unwrap_or(&job.spec).ttl_seconds_after_finished;
         let ttl = ttl.and_then(|ttl| u64::try_from(ttl).ok());
         let after_end = |ttl| ended?.checked_add(Duration::from_secs(ttl)).ok();
@@ -77,14 +77,14 @@ pub(super) fn is_settled(object: &JobObject, now: Timestamp) -> bool {
 }
 
 /// What the job carried out, if that is known: its spec may say something that was refused.
-fn accepted(status: &ImagePrePullJobStatus) -> Option<ImagePrePullJobSpec> {
+fn accepted_spec(status: &ImagePrePullJobStatus) -> Option<ImagePrePullJobSpec> {
     serde_json::from_str(&status.started_spec).ok()
 }
 
 /// Drops what the controller doesn't read of a job in a list or a watch: a leader that starts gets all jobs at once, and old
 /// ones may have 100 KiB each. A job that has begun is read by its name before it goes on, so no status is made from what is
 /// left here.
-pub fn lean(object: &mut JobObject, now: Timestamp) {
+pub fn drop_unread_fields(object: &mut JobObject, now: Timestamp) {
     let is_short = object.is_err() || !is_settled(object, now);
     let (Ok(job) | Err(UnreadableJob { rest: job, .. })) = object;
     (job.metadata.managed_fields, job.metadata.annotations) = (None, None);
@@ -94,7 +94,7 @@ pub fn lean(object: &mut JobObject, now: Timestamp) {
         return;
     }
     let ImagePrePullJobSpec { ttl_seconds_after_finished, pin, .. } =
-        accepted(status).unwrap_or_else(|| std::mem::take(&mut job.spec));
+        accepted_spec(status).unwrap_or_else(|| std::mem::take(&mut job.spec));
     job.spec = ImagePrePullJobSpec { ttl_seconds_after_finished, pin, ..ImagePrePullJobSpec::default() };
     (status.started_spec, status.reason) = (String::new(), String::new());
 }
@@ -141,7 +141,7 @@ mod tests {
         let before = at - Duration::from_secs(1);
         assert!(!is_settled(&ended(1), before) && is_settled(&ended(1), at));
         assert!(!is_settled(&ended(2), at) && is_settled(&unreadable(ended(2)), at));
-        let parked = Parked::begun(&ended(1)).unwrap();
+        let parked = Parked::from_begun(&ended(1)).unwrap();
         let edited = [ended(1), ended(2), unreadable(ended(2))].map(|object| parked.is_edited(&object));
         assert_eq!(edited, [false, true, false]);
     }
@@ -153,7 +153,7 @@ mod tests {
             (json!({"phase": "Failure", "reason": "refused"}), false),
             (json!({"phase": "InProgress", "startTime": ENDED}), true),
         ] {
-            assert_eq!(Parked::begun(&object(1, &status)).is_some(), begun, "{status}");
+            assert_eq!(Parked::from_begun(&object(1, &status)).is_some(), begun, "{status}");
         }
     }
 
@@ -163,9 +163,9 @@ mod tests {
         for object in [ended(1), ended(2), unreadable(ended(1)), object(1, &json!({"completionTime": ENDED}))]
         {
             let mut leaner = object.clone();
-            lean(&mut leaner, at);
+            drop_unread_fields(&mut leaner, at);
             assert_eq!(is_settled(&leaner, at), is_settled(&object, at));
-            let [whole, lean] = [&object, &leaner].map(|object| Parked::begun(object).unwrap());
+            let [whole, lean] = [&object, &leaner].map(|object| Parked::from_begun(object).unwrap());
             assert_eq!(format!("{whole:?}"), format!("{lean:?}"));
         }
     }
@@ -186,11 +186,11 @@ mod tests {
             let status = json!({"observedGeneration": 1, "completionTime": ENDED, "startedSpec": started});
             let whole = object(1, &status);
             let mut leaner = whole.clone();
-            lean(&mut leaner, at);
+            drop_unread_fields(&mut leaner, at);
             let deletion =
                 lasts.map(|seconds| ENDED.parse::<Timestamp>().unwrap() + Duration::from_secs(seconds));
             for object in [whole, leaner] {
-                let parked = Parked::begun(&object).unwrap();
+                let parked = Parked::from_begun(&object).unwrap();
                 assert_eq!((parked.pins, parked.delete_at), (pins, deletion), "{started}");
             }
         }
@@ -200,7 +200,7 @@ mod tests {
     fn of_a_settled_job_little_is_left() {
         let at = parks_at(ENDED.parse().unwrap());
         let bytes = |mut object: JobObject| {
-            lean(&mut object, at);
+            drop_unread_fields(&mut object, at);
             let job = rest_of(&object);
             let status = job.status.as_ref().unwrap();
             let lists = status.node_status.len() + job.metadata.annotations.iter().len();

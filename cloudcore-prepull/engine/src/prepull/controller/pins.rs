@@ -11,7 +11,7 @@ use prepull_api::wire::{CloudMessage, Hello, MAX_PINNING_JOBS};
 use super::{Action, Controller};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unpinned {
+pub(super) enum UnpinReason {
     /// The job wants no pins any more, or is gone.
     Unwanted,
     /// The job pins the images of its next run.
@@ -29,7 +29,7 @@ impl Controller {
         let is_over = |uid: &&JobUid| !self.wants_pins(uid);
         let over: Vec<JobUid> = pins.iter().take(MAX_PINNING_JOBS).filter(is_over).cloned().collect();
         if !over.is_empty() {
-            self.actions.push(unpin(node, over.into()));
+            self.actions.push(unpin_message(node, over.into()));
         }
     }
 
@@ -41,26 +41,26 @@ impl Controller {
         let Some(has_pins) = self.pinning.get_mut(node).filter(|_| may_have_pinned) else { return };
         *has_pins = true;
         if !self.wants_pins(&result.task.job) {
-            self.actions.push(unpin(node, Arc::new([result.task.job.clone()])));
+            self.actions.push(unpin_message(node, Arc::new([result.task.job.clone()])));
         }
     }
 
     /// Whether there is such a job, and it wants its images pinned.
     pub(super) fn wants_pins(&self, uid: &JobUid) -> bool {
         let of_parked = || self.parked.get(uid).is_some_and(|parked| parked.pins);
-        self.jobs.get(uid).map_or_else(of_parked, super::Job::wants_pins)
+        self.jobs.get(uid).map_or_else(of_parked, super::PrepullJob::wants_pins)
     }
 
     /// Notes whether this job, which wanted pins if `before`, wants none any more.
     pub(super) fn unpin_unless_wanted(&mut self, uid: &JobUid, before: bool) {
         if before && !self.wants_pins(uid) {
-            self.unpinned.entry(uid.clone()).or_insert(Unpinned::Unwanted);
+            self.unpinned.entry(uid.clone()).or_insert(UnpinReason::Unwanted);
         }
     }
 
     /// Nothing that this job has pinned so far is wanted.
-    pub(super) fn unpin(&mut self, uid: &JobUid) {
-        self.unpinned.insert(uid.clone(), Unpinned::Replaced);
+    pub(super) fn unpin_replaced(&mut self, uid: &JobUid) {
+        self.unpinned.insert(uid.clone(), UnpinReason::Replaced);
     }
 
     /// Sends the edges that may have pins the jobs that want none any more. All such edges, since the nodes of a job
@@ -68,16 +68,17 @@ impl Controller {
     /// and a message for each would fill the queues of ten thousand sessions.
     pub(super) fn tell_unpinned(&mut self) {
         let unpinned = std::mem::take(&mut self.unpinned).into_iter();
-        let is_so = |(uid, why): &(JobUid, Unpinned)| *why == Unpinned::Replaced || !self.wants_pins(uid);
+        let is_so =
+            |(uid, why): &(JobUid, UnpinReason)| *why == UnpinReason::Replaced || !self.wants_pins(uid);
         let over: Vec<JobUid> = unpinned.filter(is_so).map(|(uid, _)| uid).collect();
         for jobs in over.chunks(MAX_PINNING_JOBS) {
             let jobs: Arc<[JobUid]> = jobs.into();
             let edges = self.pinning.iter().filter(|(_, has_pins)| **has_pins);
-            self.actions.extend(edges.map(|(node, _)| unpin(node, Arc::clone(&jobs))));
+            self.actions.extend(edges.map(|(node, _)| unpin_message(node, Arc::clone(&jobs))));
         }
     }
 }
 
-fn unpin(node: &NodeName, jobs: Arc<[JobUid]>) -> Action {
+fn unpin_message(node: &NodeName, jobs: Arc<[JobUid]>) -> Action {
     Action::Send(node.clone(), CloudMessage::Unpin { jobs })
 }

@@ -17,7 +17,7 @@ impl Controller {
     /// A slot of the node was taken, whether or not one was free, or given back: its jobs, and the other engine, learn when
     /// that makes it busy or free.
     pub fn place_moved(&mut self, node: &NodeName, took: bool) {
-        if let Some(busy) = self.slots.moved(node, took) {
+        if let Some(busy) = self.slots.count_taken(node, took) {
             self.announce_busy(node, busy);
         }
     }

@@ -5,13 +5,13 @@ use std::num::NonZeroU64;
 use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, OpenPhase};
 
-use super::{Action, Controller, DELETED, OVER, cancel};
+use super::{Action, Controller, DELETED, OVER, cancel_message};
 use crate::fleet::in_hand::TaskInHand;
 use crate::fleet::session::{SessionEvent, SessionId};
 use crate::prepull::download::{clock_of, texts_of};
-use crate::shared::access::{Access, KeysSent};
+use crate::shared::access::{KeysSent, LayerAccess};
 use crate::shared::outcomes::DispatchOutcome;
-use crate::sites::Shared;
+use crate::sites::BlobSharing;
 
 impl Controller {
     pub(super) fn apply_session(&mut self, event: SessionEvent) {
@@ -46,7 +46,7 @@ impl Controller {
         node: &NodeName,
         task: &TaskId,
         by_default: bool,
-    ) -> Option<(Shared, Access)> {
+    ) -> Option<(BlobSharing, LayerAccess)> {
         self.jobs.get(&task.job)?.shared_by(node, task.attempt, by_default)
     }
 
@@ -61,7 +61,7 @@ impl Controller {
         self.sessions.insert(node.clone(), session);
         let clock = clock_of(hello);
         self.clocks.insert(node.clone(), clock.clone());
-        if let Some(busy) = self.slots.limit(node, hello.max_tasks.unwrap_or(1)) {
+        if let Some(busy) = self.slots.set_limit(node, hello.max_tasks.unwrap_or(1)) {
             self.announce_busy(node, busy);
         }
         // The jobs that are registered for the node, and those that it has a task of.
@@ -79,7 +79,7 @@ impl Controller {
             let job = self.jobs.get(&open.task.job);
             if !job.is_some_and(|job| job.is_in_progress(node, open.task.attempt)) {
                 let reason = if job.is_some() { OVER } else { DELETED };
-                self.actions.push(cancel(node, open.task.clone(), reason));
+                self.actions.push(cancel_message(node, open.task.clone(), reason));
             }
         }
         self.reconcile_pins(node, hello);
@@ -108,14 +108,14 @@ impl Controller {
                     wanted = job.mark_accepted(node, task.attempt);
                 });
                 if !wanted {
-                    self.actions.push(cancel(node, task, if known { OVER } else { DELETED }));
+                    self.actions.push(cancel_message(node, task, if known { OVER } else { DELETED }));
                 }
             }
             EdgeMessage::Progress(progress) => {
                 if !self.change_job(&progress.task.job, |job, effects| {
                     job.record_progress(node, &progress, effects.now);
                 }) {
-                    self.actions.push(cancel(node, progress.task, DELETED));
+                    self.actions.push(cancel_message(node, progress.task, DELETED));
                 }
             }
             EdgeMessage::Result(result) => {
@@ -147,7 +147,7 @@ impl Controller {
         });
         if !known && is_sent {
             // Deleted while the keys were being resolved.
-            self.actions.push(cancel(node, task, DELETED));
+            self.actions.push(cancel_message(node, task, DELETED));
         }
     }
 }

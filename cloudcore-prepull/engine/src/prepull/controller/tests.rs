@@ -4,7 +4,7 @@ use prepull_api::crd::report::ReportBody;
 use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodePhase, NodeStatus};
 use prepull_api::download::DownloadTerms;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
-use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask, Progress};
+use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask, TaskProgress};
 use serde_json::json;
 
 use super::*;
@@ -62,7 +62,7 @@ struct World {
     /// How the next dispatch ends, if it is none of these.
     next_outcome: Option<DispatchOutcome>,
     /// Writes, successful or not.
-    tried: Vec<Object>,
+    tried: Vec<StatusOrReport>,
     sent: Vec<(NodeName, CloudMessage)>,
     /// The download terms of each dispatch.
     terms: Vec<DownloadTerms>,
@@ -133,7 +133,7 @@ impl World {
     }
 
     fn hear(&mut self, event: FleetEvent) {
-        self.controller.hear(event, self.now);
+        self.controller.note_fleet_event(event, self.now);
         self.settle();
     }
 
@@ -163,7 +163,7 @@ impl World {
                         self.there.push(order.there.clone());
                         self.looks.push(order.only_look);
                         self.remaining.push(order.remaining);
-                        self.terms.push(download::terms(&order.job, &order.node, None, false));
+                        self.terms.push(download::download_terms(&order.job, &order.node, None, false));
                         self.pulls.extend(order.plan.images.iter().map(|image| {
                             let secrets: Vec<_> = image.secrets.iter().map(ToString::to_string).collect();
                             format!("{} {}", image.pull, secrets.join(","))

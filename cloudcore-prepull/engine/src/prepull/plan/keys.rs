@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
 use prepull_api::credentials::{
-    ALLOW_HOSTS, Consent, Lookup, Refusal, RegistryConfig, RegistryCredential, SecretError, SecretUser,
+    ALLOW_HOSTS, Consent, ConsentRefusal, Lookup, RegistryConfig, RegistryCredential, SecretError, SecretUser,
 };
 use prepull_api::image::NormalizedReference;
 use prepull_api::overriders::SecretRef;
-use prepull_api::wire::{Key, truncate_reason};
+use prepull_api::wire::{PullKey, truncate_reason};
 
 mod signatures;
 
@@ -88,9 +88,9 @@ impl fmt::Debug for SecretLookup {
 
 /// What an image is pulled with.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Resolved {
+pub struct ResolvedKey {
     /// What its node is sent.
-    pub key: Key,
+    pub key: PullKey,
     /// What is wrong with the secrets, in detail, where the image gets nothing from any: for the log, and not for the
     /// status.
     pub details: Vec<String>,
@@ -98,7 +98,7 @@ pub struct Resolved {
     pub withheld: Vec<SecretRef>,
 }
 
-struct Problem {
+struct SecretProblem {
     /// For everyone who may read the job.
     text: String,
     /// For cloudcore's log.
@@ -107,9 +107,9 @@ struct Problem {
     is_withheld: bool,
 }
 
-impl Problem {
+impl SecretProblem {
     /// One that anybody may know.
-    fn open(text: String) -> Self {
+    fn for_everyone(text: String) -> Self {
         Self { detail: text.clone(), text, is_withheld: false }
     }
 }
@@ -124,15 +124,15 @@ pub fn resolve_key(
     reference: &NormalizedReference,
     user: Option<SecretUser<'_>>,
     lookup: impl Fn(&SecretRef) -> SecretLookup,
-) -> Resolved {
+) -> ResolvedKey {
     resolve(
         secrets,
         reference,
         |_| user,
         lookup,
         |problems| match problems {
-            "" => Key::anonymous(),
-            reason => Key::Unavailable { reason: truncate_reason(reason) },
+            "" => PullKey::anonymous(),
+            reason => PullKey::Unavailable { reason: truncate_reason(reason) },
         },
     )
 }
@@ -145,8 +145,10 @@ pub fn resolve_pull_secrets<'a>(
     reference: &NormalizedReference,
     user: impl Fn(&SecretRef) -> Option<SecretUser<'a>>,
     lookup: impl Fn(&SecretRef) -> SecretLookup,
-) -> Resolved {
-    resolve(secrets, reference, user, lookup, |problems| Key::Anonymous { note: truncate_reason(problems) })
+) -> ResolvedKey {
+    resolve(secrets, reference, user, lookup, |problems| PullKey::Anonymous {
+        note: truncate_reason(problems),
+    })
 }
 
 /// `otherwise`: the key if no secret is usable, with their mistakes.
@@ -155,12 +157,12 @@ fn resolve<'a>(
     reference: &NormalizedReference,
     user: impl Fn(&SecretRef) -> Option<SecretUser<'a>>,
     lookup: impl Fn(&SecretRef) -> SecretLookup,
-    otherwise: impl Fn(&str) -> Key,
-) -> Resolved {
+    otherwise: impl Fn(&str) -> PullKey,
+) -> ResolvedKey {
     let mut credentials = Vec::new();
     let mut problems = Vec::new();
     for secret in secrets {
-        match usable(secret, reference, user(secret), lookup(secret)) {
+        match usable_credentials(secret, reference, user(secret), lookup(secret)) {
             Ok(found) => credentials.extend(found),
             Err(problem) => problems.push((secret, problem)),
         }
@@ -168,7 +170,7 @@ fn resolve<'a>(
     if credentials.is_empty() {
         let texts: Vec<_> = problems.iter().map(|(_, problem)| problem.text.as_str()).collect();
         let withheld = problems.iter().filter(|(_, problem)| problem.is_withheld);
-        return Resolved {
+        return ResolvedKey {
             key: otherwise(&texts.join("; ")),
             withheld: withheld.map(|(secret, _)| (*secret).clone()).collect(),
             details: problems.into_iter().map(|(_, problem)| problem.detail).collect(),
@@ -176,18 +178,21 @@ fn resolve<'a>(
     }
     let mut seen = std::collections::HashSet::new();
     credentials.retain(|credential| seen.insert(credential.clone()));
-    Resolved { key: Key::Credentials { credentials }, details: Vec::new(), withheld: Vec::new() }
+    ResolvedKey { key: PullKey::Credentials { credentials }, details: Vec::new(), withheld: Vec::new() }
 }
 
 /// What one secret has for the image, never empty; or why it has nothing.
-fn usable(
+fn usable_credentials(
     secret: &SecretRef,
     reference: &NormalizedReference,
     user: Option<SecretUser<'_>>,
     found: SecretLookup,
-) -> Result<Vec<RegistryCredential>, Problem> {
-    let found = allowed(secret, user, found)?;
-    let config = found.config.as_ref().map_err(|error| Problem::open(format!("secret {secret}: {error}")))?;
+) -> Result<Vec<RegistryCredential>, SecretProblem> {
+    let found = allowed_secret(secret, user, found)?;
+    let config = found
+        .config
+        .as_ref()
+        .map_err(|error| SecretProblem::for_everyone(format!("secret {secret}: {error}")))?;
     let wildcards = match user {
         Some(_) => found.consent.check_wildcards(reference),
         None => Ok(true),
@@ -199,7 +204,7 @@ fn usable(
         return Ok(credentials);
     }
     if let Some(error) = broken.first() {
-        return Err(Problem {
+        return Err(SecretProblem {
             // The key of the entry may be a pattern, which is more helpful than the image's own registry.
             text: match error {
                 SecretError::Entry { problem, .. } => {
@@ -212,9 +217,9 @@ fn usable(
         });
     }
     let text = format!("secret {secret} has no entry for {}", reference.name());
-    let mut detail = format!("{text}; it has {}", listed(&config.registries()));
+    let mut detail = format!("{text}; it has {}", list_registries(&config.registries()));
     if user.is_none() {
-        return Err(Problem { text, detail, is_withheld: false });
+        return Err(SecretProblem { text, detail, is_withheld: false });
     }
     match wildcards {
         Err(error) => detail = format!("{detail}; {error}"),
@@ -227,53 +232,57 @@ fn usable(
     // The same whether or not a wildcard would match, so that hosts cannot be tried out.
     let text =
         format!("{text}; one with * in its host serves only the hosts in its annotation {ALLOW_HOSTS}");
-    Err(Problem { text, detail, is_withheld: false })
+    Err(SecretProblem { text, detail, is_withheld: false })
 }
 
 /// The secret, if it is there and its owner lets this one use it.
-fn allowed(
+fn allowed_secret(
     secret: &SecretRef,
     user: Option<SecretUser<'_>>,
     found: SecretLookup,
-) -> Result<Arc<FoundSecret>, Problem> {
+) -> Result<Arc<FoundSecret>, SecretProblem> {
     let found = match (found, user) {
         (SecretLookup::Found(found), _) => found,
-        (SecretLookup::Missing, None) => return Err(Problem::open(missing(secret))),
-        (SecretLookup::Missing, Some(user)) => return Err(withheld(secret, user, missing(secret))),
+        (SecretLookup::Missing, None) => return Err(SecretProblem::for_everyone(missing_text(secret))),
+        (SecretLookup::Missing, Some(user)) => {
+            return Err(withheld_problem(secret, user, missing_text(secret)));
+        }
         (SecretLookup::Forbidden(reason), _) => {
             // About the rights of cloudcore, whether or not there is such a Secret.
             let text = format!("secret {secret} may not be read by cloudcore-prepull: {reason}");
-            return Err(Problem::open(text));
+            return Err(SecretProblem::for_everyone(text));
         }
-        (SecretLookup::Error(reason), user) => return Err(unreadable(secret, user, &reason)),
+        (SecretLookup::Error(reason), user) => return Err(unreadable_problem(secret, user, &reason)),
     };
     if let Some(user) = user
         && let Err(refusal) = found.consent.check(user)
     {
         let remedy = match refusal {
             // The owner must correct the annotation first, as the refusal explains.
-            Refusal::Malformed(_) => String::new(),
-            Refusal::Unannotated | Refusal::Others(_) => format!(": {}", allow(secret, user)),
+            ConsentRefusal::Malformed(_) => String::new(),
+            ConsentRefusal::Unannotated | ConsentRefusal::Others(_) => {
+                format!(": {}", allow_command(secret, user))
+            }
         };
-        return Err(withheld(secret, user, format!("secret {secret}: {refusal}{remedy}")));
+        return Err(withheld_problem(secret, user, format!("secret {secret}: {refusal}{remedy}")));
     }
     Ok(found)
 }
 
-fn missing(secret: &SecretRef) -> String {
+fn missing_text(secret: &SecretRef) -> String {
     format!("secret {secret} does not exist")
 }
 
 /// One text for every mistake, for a reader who may not learn whether the Secret exists.
-fn withheld(secret: &SecretRef, user: SecretUser<'_>, detail: String) -> Problem {
-    let command = allow(secret, user);
+fn withheld_problem(secret: &SecretRef, user: SecretUser<'_>, detail: String) -> SecretProblem {
+    let command = allow_command(secret, user);
     let text = format!("secret {secret} does not exist, or its owner has not allowed this use: {command}");
-    Problem { text, detail, is_withheld: true }
+    SecretProblem { text, detail, is_withheld: true }
 }
 
-fn unreadable(secret: &SecretRef, user: Option<SecretUser<'_>>, reason: &str) -> Problem {
+fn unreadable_problem(secret: &SecretRef, user: Option<SecretUser<'_>>, reason: &str) -> SecretProblem {
     let detail = format!("secret {secret} could not be read: {reason}");
-    Problem { text: unreadable_text(secret, user, reason), detail, is_withheld: false }
+    SecretProblem { text: unreadable_text(secret, user, reason), detail, is_withheld: false }
 }
 
 /// Why a secret could not be read, for everyone who may read the job. The API server's own error goes to the log,
@@ -288,12 +297,12 @@ pub fn unreadable_text(secret: &SecretRef, user: Option<SecretUser<'_>>, reason:
 }
 
 /// The command with which the owner of a Secret allows its use, beside that of others.
-fn allow(secret: &SecretRef, user: SecretUser<'_>) -> String {
+fn allow_command(secret: &SecretRef, user: SecretUser<'_>) -> String {
     format!("kubectl prepull allow {secret} {user}")
 }
 
 /// The registries of a secret, as many as a person reads.
-fn listed(registries: &[String]) -> String {
+fn list_registries(registries: &[String]) -> String {
     const LISTED: usize = 10;
     match registries.len() {
         0 => "none at all".to_owned(),

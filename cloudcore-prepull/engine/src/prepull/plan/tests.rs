@@ -7,7 +7,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use prepull_api::credentials::{RegistryCredential, SecretUser};
 use prepull_api::image::Reference;
-use prepull_api::wire::{Key, MAX_REASON};
+use prepull_api::wire::{MAX_REASON, PullKey};
 use serde_json::{Value, json};
 
 use super::*;
@@ -63,7 +63,7 @@ fn lines(plan: &NodePlan) -> Vec<String> {
 fn on_edge(spec: Value, labels: &[(&str, &str)]) -> Result<Vec<String>, String> {
     let mut spec = spec;
     spec["imagePrePullTemplate"]["nodeNames"] = json!(["edge"]);
-    plan(&job(spec), &BTreeMap::from([edge("edge", labels)]))
+    plan_job(&job(spec), &BTreeMap::from([edge("edge", labels)]))
         .map(|plan| lines(&plan.nodes[0].1))
         .map_err(|refusal| refusal.to_string())
 }
@@ -96,7 +96,7 @@ fn named_nodes_keep_their_order_without_duplicates() {
         edge("edge-4", &[]),
         cloud(not_ready(edge("cloud-1", &[]))),
     ]);
-    let Selection { eligible, skipped } = select(&job, &nodes);
+    let Selection { eligible, skipped } = select_nodes(&job, &nodes);
     assert_eq!(eligible, ["edge-2".into(), "edge-1".into()] as [NodeName; 2]);
     let skipped: Vec<_> = skipped.iter().map(|n| (n.node_name.as_str(), n.reason.as_str())).collect();
     assert_eq!(skipped, [("ghost", "not found"), ("cloud-1", "not an edge node"), ("edge-3", "NotReady")]);
@@ -114,7 +114,7 @@ fn labelled_nodes_are_sorted_by_name() {
         cloud(edge("cloud", &[("region", "x")])),
         not_ready(edge("away", &[("region", "x")])),
     ]);
-    let Plan { nodes, skipped } = plan(&job, &nodes).unwrap();
+    let JobPlan { nodes, skipped } = plan_job(&job, &nodes).unwrap();
     let names: Vec<_> = nodes.iter().map(|(name, _)| name.as_str()).collect();
     let skipped: Vec<_> = skipped.iter().map(|n| (n.node_name.as_str(), n.reason.as_str())).collect();
     assert_eq!(names, ["a", "b"]);
@@ -127,17 +127,17 @@ fn without_eligible_nodes_the_job_is_refused() {
         |names: &[&str]| job(json!({"imagePrePullTemplate": {"images": ["nginx"], "nodeNames": names}}));
     let nodes = BTreeMap::from([cloud(edge("cloud-1", &[]))]);
     assert_eq!(
-        plan(&by_name(&["cloud-1", "a", "b", "c", "d"]), &nodes).unwrap_err().to_string(),
+        plan_job(&by_name(&["cloud-1", "a", "b", "c", "d"]), &nodes).unwrap_err().to_string(),
         "spec.imagePrePullTemplate.nodeNames: no node is eligible: cloud-1 is not an edge node, a is not found, b is \
          not found, 2 more (a node needs the label node-role.kubernetes.io/edge and must be Ready)"
     );
-    let of_three = plan(&by_name(&["a", "b", "c"]), &nodes).unwrap_err().to_string();
+    let of_three = plan_job(&by_name(&["a", "b", "c"]), &nodes).unwrap_err().to_string();
     assert!(of_three.contains("b is not found, c is not found (a node needs"), "{of_three}");
     let by_label = job(json!({"imagePrePullTemplate": {
         "images": ["nginx"], "labelSelector": {"matchLabels": {"region": "x"}},
     }}));
     assert_eq!(
-        plan(&by_label, &nodes).unwrap_err().to_string(),
+        plan_job(&by_label, &nodes).unwrap_err().to_string(),
         "spec.imagePrePullTemplate.labelSelector: no node matches: check the labels of the edge nodes"
     );
 }
@@ -359,7 +359,7 @@ fn ten_thousand_nodes_share_few_plans() {
         .collect();
     #[expect(clippy::disallowed_methods, reason = "measures how long planning takes")]
     let start = Instant::now();
-    let plan = plan(&job, &nodes).unwrap();
+    let plan = plan_job(&job, &nodes).unwrap();
     let took = start.elapsed();
     let distinct: HashSet<_> = plan.nodes.iter().map(|(_, plan)| Arc::as_ptr(plan)).collect();
     assert_eq!((plan.nodes.len(), distinct.len()), (10_000, 10));
@@ -374,7 +374,7 @@ fn readiness_does_not_change_a_nodes_plan() {
         "imagePrePullOverriders": [overrider("a", &[["Registry", "replace", "r.io"]], &[])],
     }));
     let (name, node) = edge("edge", &[("a", "")]);
-    let whole = plan(&job, &BTreeMap::from([(name.clone(), node.clone())])).unwrap();
+    let whole = plan_job(&job, &BTreeMap::from([(name.clone(), node.clone())])).unwrap();
     assert_eq!(plan_one(&job, &node).unwrap(), whole.nodes[0].1);
     assert_eq!(plan_one(&job, &not_ready((name, node)).1).unwrap(), whole.nodes[0].1);
 }
@@ -398,9 +398,9 @@ fn recorded_images_beat_current_overriders() {
         // No overrider makes these any more, and the second one is no reference.
         (["old.io/app:1", "?"], ["old.io/app:1 [s/r]", "r.io/db:1 [s/r]"]),
     ] {
-        let images =
-            recorded.map(|pulled| ImageStatus { pulled_image: pulled.to_owned(), ..ImageStatus::default() });
-        let plan = Shared::default().plan_as_recorded(&job, &present, &images);
+        let images = recorded
+            .map(|pulled| JobImageStatus { pulled_image: pulled.to_owned(), ..JobImageStatus::default() });
+        let plan = SharedPlans::default().plan_as_recorded(&job, &present, &images);
         let [app, db] = expected;
         assert_eq!(
             lines(&plan),
@@ -448,7 +448,7 @@ mod key {
     }
 
     /// The key for r.io/app, where the secrets in the order given are named s/0, s/1 and so on.
-    fn key(lookups: &[SecretLookup]) -> Key {
+    fn key(lookups: &[SecretLookup]) -> PullKey {
         let names: Vec<_> =
             (0..lookups.len()).map(|i| SecretRef::new("s", &i.to_string()).unwrap()).collect();
         let reference = Reference::parse("r.io/app").unwrap().normalized();
@@ -468,21 +468,21 @@ mod key {
             };
             resolve_pull_secrets(&secrets, &reference, |_| None, lookup).key
         };
-        assert!(matches!(key(&good), Key::Credentials { credentials } if credentials.len() == 1));
+        assert!(matches!(key(&good), PullKey::Credentials { credentials } if credentials.len() == 1));
         let note = "secret s/0 does not exist; secret s/1 has no entry for r.io/app";
-        assert_eq!(key(&found(&json!({}))), Key::Anonymous { note: note.to_owned() });
+        assert_eq!(key(&found(&json!({}))), PullKey::Anonymous { note: note.to_owned() });
     }
 
     fn reason(lookups: &[SecretLookup]) -> String {
         match key(lookups) {
-            Key::Unavailable { reason } => reason,
+            PullKey::Unavailable { reason } => reason,
             other => panic!("{other:?}"),
         }
     }
 
     fn users(lookups: &[SecretLookup]) -> Vec<String> {
         match key(lookups) {
-            Key::Credentials { credentials } => {
+            PullKey::Credentials { credentials } => {
                 credentials.iter().map(|c: &RegistryCredential| c.username.expose().to_owned()).collect()
             }
             other => panic!("{other:?}"),
@@ -491,7 +491,7 @@ mod key {
 
     #[test]
     fn only_images_without_secrets_pull_anonymously() {
-        assert_eq!(key(&[]), Key::anonymous());
+        assert_eq!(key(&[]), PullKey::anonymous());
         for (lookup, message) in [
             (SecretLookup::Missing, "secret s/0 does not exist"),
             (SecretLookup::Forbidden("no".to_owned()), "secret s/0 may not be read by cloudcore-prepull: no"),
@@ -556,7 +556,7 @@ mod key {
             ),
         ] {
             let resolved = resolve_key(&names, &reference.normalized(), None, |_| lookup.clone());
-            assert_eq!(resolved.key, Key::Unavailable { reason: status.to_owned() });
+            assert_eq!(resolved.key, PullKey::Unavailable { reason: status.to_owned() });
             assert_eq!(resolved.details, [log]);
         }
     }
@@ -587,7 +587,7 @@ mod consent {
     }
 
     /// What the job `release` gets of the secret bank/harbor for an image.
-    fn resolved(image: &str, lookup: &SecretLookup) -> Resolved {
+    fn resolved(image: &str, lookup: &SecretLookup) -> ResolvedKey {
         let names = [SecretRef::parse("bank/harbor").unwrap()];
         let reference = Reference::parse(image).unwrap().normalized();
         resolve_key(&names, &reference, Some(SecretUser::Job("release")), |_| lookup.clone())
@@ -631,7 +631,7 @@ mod consent {
                 let resolved = resolved(image, &lookup);
                 let reason = "secret bank/harbor does not exist, or its owner has not allowed this use: kubectl \
                               prepull allow bank/harbor release";
-                assert_eq!(resolved.key, Key::Unavailable { reason: reason.to_owned() }, "{lookup:?}");
+                assert_eq!(resolved.key, PullKey::Unavailable { reason: reason.to_owned() }, "{lookup:?}");
                 assert_eq!(resolved.details, [log]);
                 assert_eq!(resolved.withheld, [SecretRef::parse("bank/harbor").unwrap()]);
             }
@@ -643,14 +643,14 @@ mod consent {
         for allow in ["release", "*", "a,rel*,b"] {
             let resolved =
                 resolved("harbor.example/app", &docker(HARBOR, &[("prepull.kubeedge.io/allow", allow)]));
-            assert!(matches!(resolved.key, Key::Credentials { .. }), "{allow}: {resolved:?}");
+            assert!(matches!(resolved.key, PullKey::Credentials { .. }), "{allow}: {resolved:?}");
             assert!(resolved.withheld.is_empty());
         }
         let resolved = resolved(
             "harbor.example/app",
             &secret("Opaque", HARBOR, &[("prepull.kubeedge.io/allow", "release")]),
         );
-        let Key::Unavailable { reason } = resolved.key else { panic!("{resolved:?}") };
+        let PullKey::Unavailable { reason } = resolved.key else { panic!("{resolved:?}") };
         assert!(
             reason.starts_with("secret bank/harbor: type \"Opaque\" holds no registry credentials"),
             "{reason}"
@@ -666,7 +666,7 @@ mod consent {
         let all = docker(WIDE, &[(allow, "*"), (hosts, "*.example")]);
         let bad = docker(WIDE, &[(allow, "*"), (hosts, "harbor.example, %")]);
         let gets = |image: &str, lookup: &SecretLookup| {
-            matches!(resolved(image, lookup).key, Key::Credentials { .. })
+            matches!(resolved(image, lookup).key, PullKey::Credentials { .. })
         };
         let (harbor, evil) = ("harbor.example/app", "evil.example/app");
         for (lookup, is_harbor, is_evil) in
@@ -676,7 +676,7 @@ mod consent {
         }
         // Trying out hosts doesn't reveal whether a wildcard would match.
         let reason = |image: &str| match resolved(image, &none).key {
-            Key::Unavailable { reason } => reason,
+            PullKey::Unavailable { reason } => reason,
             other => panic!("{other:?}"),
         };
         assert_eq!(
@@ -714,7 +714,7 @@ mod consent {
             _ => allowed.clone(),
         };
         let resolved = resolve_key(&names, &reference, Some(SecretUser::Job("release")), lookup);
-        let Key::Credentials { credentials } = resolved.key else { panic!("{resolved:?}") };
+        let PullKey::Credentials { credentials } = resolved.key else { panic!("{resolved:?}") };
         let users: Vec<_> = credentials.iter().map(|credential| credential.username.expose()).collect();
         assert_eq!(
             (users, resolved.withheld),
@@ -725,7 +725,7 @@ mod consent {
         let user =
             |secret: &SecretRef| (secret.namespace() != "bank").then_some(SecretUser::NodeImage("edge-1"));
         let resolved = resolve_pull_secrets(&names, &reference, user, lookup);
-        let Key::Credentials { credentials } = resolved.key else { panic!("{resolved:?}") };
+        let PullKey::Credentials { credentials } = resolved.key else { panic!("{resolved:?}") };
         let users: Vec<_> = credentials.iter().map(|credential| credential.username.expose()).collect();
         assert_eq!(users, ["u"], "shop/harbor allows the job release, and not this NodeImage");
     }
@@ -735,7 +735,7 @@ mod consent {
         let of = |lookup| resolved("harbor.example/app", &lookup);
         let unreadable = of(SecretLookup::Error("cannot decrypt".to_owned()));
         let reason = "secret bank/harbor could not be read; the reason is in the log of cloudcore-prepull";
-        assert_eq!(unreadable.key, Key::Unavailable { reason: reason.to_owned() });
+        assert_eq!(unreadable.key, PullKey::Unavailable { reason: reason.to_owned() });
         assert_eq!(unreadable.details, ["secret bank/harbor could not be read: cannot decrypt"]);
     }
 }

@@ -6,11 +6,11 @@ use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Tris
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use super::{BUSY, Decision, OFFLINE, REPORT_GRACE, Rollout, Touched, is_missing, is_rechecking};
+use super::{BUSY, OFFLINE, REPORT_GRACE, Rollout, RolloutDecision, Touched, is_missing, is_rechecking};
 use crate::fleet::session::SessionId;
 use crate::prepull::aggregate::in_phase;
 use crate::shared::pacing::Moment;
-use crate::shared::writes::Start;
+use crate::shared::writes::StartId;
 
 impl Rollout {
     /// Notes whether the node works on as many tasks as it can. Returns whether its record changed by that.
@@ -27,16 +27,16 @@ impl Rollout {
     }
 
     /// The node waits, works, or has succeeded.
-    pub(super) fn set(&mut self, at: usize, phase: NodePhase, reason: String) {
-        self.change(at, phase, None, reason);
+    pub(super) fn set_phase(&mut self, at: usize, phase: NodePhase, reason: String) {
+        self.change_phase(at, phase, None, reason);
     }
 
     /// The node ends in Failure or Unknown, for this cause.
-    pub(super) fn fail(&mut self, at: usize, (phase, code): (NodePhase, FailureCode), reason: String) {
-        self.change(at, phase, Some(code), reason);
+    pub(super) fn fail_node(&mut self, at: usize, (phase, code): (NodePhase, FailureCode), reason: String) {
+        self.change_phase(at, phase, Some(code), reason);
     }
 
-    fn change(&mut self, at: usize, phase: NodePhase, code: Option<FailureCode>, reason: String) {
+    fn change_phase(&mut self, at: usize, phase: NodePhase, code: Option<FailureCode>, reason: String) {
         let before = self.members[at].record.phase;
         self.count_failure(at, false);
         *in_phase(&mut self.counts, before) -= 1;
@@ -52,7 +52,7 @@ impl Rollout {
                         self.members[at].record.clock = None;
                         self.in_progress.remove(&at)
                     };
-                    self.moves.push((self.name(at), entered));
+                    self.moves.push((self.node_name(at), entered));
                 }
                 NodePhase::Pending if entered => self.offline += offline,
                 NodePhase::Pending => self.offline -= offline,
@@ -85,8 +85,8 @@ impl Rollout {
     }
 
     /// A node that waits leaves the job.
-    pub(super) fn leave(&mut self, at: usize) {
-        let name = self.name(at);
+    pub(super) fn leave_job(&mut self, at: usize) {
+        let name = self.node_name(at);
         self.index.remove(&name);
         self.left.insert(name, at);
         self.counts.desired -= 1;
@@ -105,7 +105,7 @@ impl Rollout {
         member.opens = None;
         (member.has_left, member.online, member.busy) = (false, None, false);
         member.postponed = None;
-        self.index.insert(self.name(at), at);
+        self.index.insert(self.node_name(at), at);
         self.counts.desired += 1;
         self.counts.pending += 1;
         self.offline += 1;
@@ -114,8 +114,8 @@ impl Rollout {
     }
 
     /// The start of a node that was sent nothing does not happen: it waits again.
-    pub(super) fn withdraw(&mut self, at: usize) -> Option<Decision> {
-        self.set(at, NodePhase::Pending, String::new());
+    pub(super) fn withdraw_start(&mut self, at: usize) -> Option<RolloutDecision> {
+        self.set_phase(at, NodePhase::Pending, String::new());
         let member = &mut self.members[at];
         if !self.rechecking.contains(&at) {
             member.record.start_time = None;
@@ -123,9 +123,9 @@ impl Rollout {
         if !member.is_stamped {
             return None;
         }
-        let start = Start { place: at, number: member.start };
+        let start = StartId { place: at, number: member.start };
         self.withdrawn.insert(at);
-        Some(Decision::Withdraw(self.name(at), start))
+        Some(RolloutDecision::Withdraw(self.node_name(at), start))
     }
 
     /// Counts the failure of a node by its code, or takes that back.
@@ -184,7 +184,7 @@ impl Rollout {
     /// When the node is out of time, if it is in progress.
     fn deadline(&self, at: usize) -> Option<Timestamp> {
         let started = self.members[at].record.start_time.as_ref()?.0;
-        self.is_counted(at).then(|| self.end_of_time(at, started).after(REPORT_GRACE))
+        self.is_counted(at).then(|| self.end_of_time(at, started).later_by(REPORT_GRACE))
     }
 
     /// Whether the time of the node passes. It begins when its start is recorded: until then nothing is sent.
@@ -194,7 +194,7 @@ impl Rollout {
     }
 
     /// A node in progress ends without a result of its edge: so do the actions that are still open.
-    pub(super) fn end(
+    pub(super) fn end_without_result(
         &mut self,
         at: usize,
         (phase, code): (NodePhase, FailureCode),
@@ -219,6 +219,6 @@ impl Rollout {
             reason.clone_into(&mut action.reason);
             action.time = Time(now);
         }
-        self.fail(at, (phase, code), reason.to_owned());
+        self.fail_node(at, (phase, code), reason.to_owned());
     }
 }

@@ -2,11 +2,11 @@
 
 use prepull_api::task::NodeName;
 
-use crate::shared::writes::Start;
+use crate::shared::writes::StartId;
 
 /// A decision that the controller carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum RolloutDecision {
     /// Record the node as in progress; once that is written, dispatch its task.
     Start(NodeName),
     /// Dispatch the task once more that the edge has already: its secrets could not be read.
@@ -16,7 +16,7 @@ pub enum Decision {
     /// The time of a re-check is over: cancel its task, if the node can be reached.
     StopRecheck(NodeName),
     /// A start that may be in the API server already does not happen: record that.
-    Withdraw(NodeName, Start),
+    Withdraw(NodeName, StartId),
 }
 
 /// The decision about a task that an edge holds.
@@ -36,7 +36,7 @@ pub enum Reattach {
 
 /// Whether the job is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RolloutVerdict {
     /// Nodes run or wait.
     Running,
     /// More nodes failed than are tolerated; those that run may end, nothing starts.

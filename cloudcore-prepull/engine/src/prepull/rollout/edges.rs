@@ -8,12 +8,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::{NodePhase, Tristate};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenPhase, Progress};
+use prepull_api::wire::{OpenPhase, TaskProgress};
 
-use super::{Flight, Reattach, Rollout, Touched, record};
+use super::{AssignStage, Reattach, Rollout, Touched, record};
 use crate::fleet::session::SessionId;
 use crate::prepull::plan::NodePlan;
-use crate::shared::writes::Start;
+use crate::shared::writes::StartId;
 
 /// How long the API server may take for the write of a start before that is no longer taken from the node's time.
 const WRITE_SLACK: SignedDuration = SignedDuration::from_secs(1);
@@ -31,19 +31,19 @@ impl Rollout {
     }
 
     /// The start of the node that waits to be recorded, if there is one.
-    pub fn start_of(&self, node: &NodeName) -> Option<Start> {
+    pub fn start_of(&self, node: &NodeName) -> Option<StartId> {
         let place = self.position(node).filter(|at| self.recording.contains(at))?;
-        Some(Start { place, number: self.members[place].start })
+        Some(StartId { place, number: self.members[place].start })
     }
 
     /// The node's withdrawn start, if the API server may still have it.
-    pub fn withdrawn(&self, node: &NodeName) -> Option<Start> {
+    pub fn withdrawn_start(&self, node: &NodeName) -> Option<StartId> {
         let place = self.position(node).filter(|at| self.withdrawn.contains(at))?;
-        Some(Start { place, number: self.members[place].start })
+        Some(StartId { place, number: self.members[place].start })
     }
 
     /// The API server has it that this start did not happen.
-    pub fn forget_start(&mut self, start: Start) {
+    pub fn forget_start(&mut self, start: StartId) {
         if self.members.get(start.place).is_some_and(|member| member.start == start.number) {
             self.withdrawn.remove(&start.place);
         }
@@ -68,7 +68,7 @@ impl Rollout {
 
     /// The nodes in progress, each with its attempt.
     pub fn tasks_in_progress(&self) -> impl Iterator<Item = (NodeName, u32)> {
-        self.in_progress.iter().map(|&at| (self.name(at), self.members[at].record.attempt))
+        self.in_progress.iter().map(|&at| (self.node_name(at), self.members[at].record.attempt))
     }
 
     /// The images that the node has pulled in an earlier attempt, by their index.
@@ -82,12 +82,12 @@ impl Rollout {
     pub fn begin_dispatch(&mut self, node: &NodeName, now: Timestamp) -> Option<Duration> {
         let at = self.in_progress(node)?;
         let again = match self.members[at].flight {
-            Flight::Recording => false,
-            Flight::Dispatching { again, .. } => again,
-            Flight::Sent(_) | Flight::Accepted => true,
+            AssignStage::Recording => false,
+            AssignStage::Dispatching { again, .. } => again,
+            AssignStage::Sent(_) | AssignStage::Accepted => true,
         };
         let session = self.members[at].online;
-        self.members[at].flight = Flight::Dispatching { again, session };
+        self.members[at].flight = AssignStage::Dispatching { again, session };
         let is_first = self.recording.remove(&at);
         if self.rechecking.contains(&at) {
             let left = self.recheck_until?.duration_since(now);
@@ -118,8 +118,8 @@ impl Rollout {
         match member.online {
             Some(current) if current > session => Reattach::Dispatch,
             _ => {
-                if matches!(member.flight, Flight::Dispatching { .. }) {
-                    member.flight = Flight::Sent(Some(session));
+                if matches!(member.flight, AssignStage::Dispatching { .. }) {
+                    member.flight = AssignStage::Sent(Some(session));
                 }
                 Reattach::Leave
             }
@@ -131,15 +131,17 @@ impl Rollout {
     /// on its next session. If that session is there already, send the Assign now.
     pub fn mark_not_sent(&mut self, node: &NodeName) -> Reattach {
         let Some(at) = self.in_progress(node) else { return Reattach::Leave };
-        let Flight::Dispatching { again, session } = self.members[at].flight else { return Reattach::Leave };
+        let AssignStage::Dispatching { again, session } = self.members[at].flight else {
+            return Reattach::Leave;
+        };
         if self.members[at].online.is_some_and(|online| Some(online) != session) {
             return Reattach::Dispatch;
         }
         self.set_online(at, None);
         if again {
-            self.members[at].flight = Flight::Sent(None);
+            self.members[at].flight = AssignStage::Sent(None);
         } else {
-            self.withdraw(at);
+            self.withdraw_start(at);
         }
         Reattach::Leave
     }
@@ -147,14 +149,14 @@ impl Rollout {
     /// The task of the node cannot be sent at all.
     pub fn fail_unsendable(&mut self, node: &NodeName, code: FailureCode, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
-            self.end(at, (NodePhase::Failure, code), reason, now);
+            self.end_without_result(at, (NodePhase::Failure, code), reason, now);
         }
     }
 
     /// The task of the node can no longer be made.
     pub fn mark_lost(&mut self, node: &NodeName, reason: &str, now: Timestamp) {
         if let Some(at) = self.in_progress(node) {
-            self.end(at, (NodePhase::Unknown, FailureCode::NodeNotFound), reason, now);
+            self.end_without_result(at, (NodePhase::Unknown, FailureCode::NodeNotFound), reason, now);
         }
     }
 
@@ -170,7 +172,7 @@ impl Rollout {
     /// An unrecorded start was not sent, even if the edge claims otherwise.
     fn note_accepted(&mut self, at: usize) {
         if !self.recording.contains(&at) {
-            self.members[at].flight = Flight::Accepted;
+            self.members[at].flight = AssignStage::Accepted;
         }
     }
 
@@ -201,8 +203,8 @@ impl Rollout {
             }
             (NodePhase::InProgress, _) => match self.members[at].flight {
                 // It will be sent to the session that is there then.
-                Flight::Recording | Flight::Dispatching { .. } => Reattach::Leave,
-                Flight::Sent(_) | Flight::Accepted => Reattach::Dispatch,
+                AssignStage::Recording | AssignStage::Dispatching { .. } => Reattach::Leave,
+                AssignStage::Sent(_) | AssignStage::Accepted => Reattach::Dispatch,
             },
             // A start is recorded before it is sent, so the record was lost (its report was deleted, edited, or
             // restored by hand), or the edge's claim is false. It goes on where it might start now, and is recorded
@@ -237,7 +239,7 @@ impl Rollout {
         &mut self,
         node: &NodeName,
         plan: &NodePlan,
-        progress: &Progress,
+        progress: &TaskProgress,
         now: Timestamp,
     ) -> bool {
         let Some(at) = self.in_progress(node) else { return false };
@@ -282,7 +284,7 @@ impl Rollout {
             return true;
         }
         match (result.outcome, before) {
-            (TaskOutcome::Succeeded, _) => self.set(at, NodePhase::Successful, String::new()),
+            (TaskOutcome::Succeeded, _) => self.set_phase(at, NodePhase::Successful, String::new()),
             // The answer to the Cancel that followed the deadline: its image states are kept.
             (TaskOutcome::Cancelled, NodePhase::Unknown) => {
                 self.touched.push(Touched { at, phase: true });
@@ -295,7 +297,7 @@ impl Rollout {
                 _,
             ) => {
                 let cause = (NodePhase::Failure, record::code_of(result));
-                self.fail(at, cause, record::reason_of(result));
+                self.fail_node(at, cause, record::reason_of(result));
             }
         }
         true

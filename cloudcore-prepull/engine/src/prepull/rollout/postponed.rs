@@ -9,7 +9,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskOutcome, TaskResult};
 use prepull_api::wire::truncate_reason;
 
-use super::{Asked, Decision, Flight, Member, Postponed, Rollout, record};
+use super::{AssignStage, KeyInquiry, Member, Postponed, Rollout, RolloutDecision, record};
 use crate::shared::pacing::Moment;
 use crate::shared::postponement::Postponement;
 
@@ -21,7 +21,7 @@ impl Rollout {
         let member = &self.members[at];
         let is_new = !matches!(
             member.flight,
-            Flight::Sent(_) | Flight::Accepted | Flight::Dispatching { again: true, .. }
+            AssignStage::Sent(_) | AssignStage::Accepted | AssignStage::Dispatching { again: true, .. }
         );
         let so_far = member.postponed.as_ref().map(|postponed| postponed.postponement.clone());
         is_new && so_far.unwrap_or_default().next_wait(Duration::ZERO, self.settings.timeout / 2).is_some()
@@ -29,14 +29,14 @@ impl Rollout {
 
     /// Whether it is known that the node needs keys that are withheld.
     pub fn has_asked(&self, node: &NodeName) -> bool {
-        self.in_progress(node).is_some_and(|at| self.members[at].asked == Asked::Needs)
+        self.in_progress(node).is_some_and(|at| self.members[at].asked == KeyInquiry::Needs)
     }
 
     /// The node's task was sent without the keys that are withheld. What is there needs none; if something is missing, the
     /// node waits for them with its next attempt.
     pub fn mark_asked(&mut self, node: &NodeName) {
         if let Some(at) = self.in_progress(node) {
-            self.members[at].asked = Asked::Asking;
+            self.members[at].asked = KeyInquiry::Asking;
         }
     }
 
@@ -44,7 +44,7 @@ impl Rollout {
     pub(super) fn needs_keys(&self, at: usize, result: &TaskResult) -> bool {
         let Member { record, asked, .. } = &self.members[at];
         let mut failed = result.images.iter().filter(|image| !image.outcome.is_on_node()).peekable();
-        *asked == Asked::Asking
+        *asked == KeyInquiry::Asking
             && record.phase == NodePhase::InProgress
             && result.outcome == TaskOutcome::Failed
             && failed.peek().is_some()
@@ -53,9 +53,9 @@ impl Rollout {
 
     /// The node begins another attempt, with the keys. What it has pulled stays.
     pub(super) fn begin_with_keys(&mut self, at: usize) {
-        self.members[at].asked = Asked::Needs;
+        self.members[at].asked = KeyInquiry::Needs;
         record::begin_again(&mut self.members[at].record);
-        self.set(at, NodePhase::Pending, String::new());
+        self.set_phase(at, NodePhase::Pending, String::new());
     }
 
     /// The owner of this secret has allowed its use: the nodes that wait for that go on.
@@ -80,11 +80,14 @@ impl Rollout {
     /// dispatched again. `false` if the node's time does not allow another try: it has failed.
     pub fn postpone(&mut self, node: &NodeName, reason: &str, withheld: &[String], now: Timestamp) -> bool {
         let Some(at) = self.in_progress(node) else { return true };
-        let Flight::Dispatching { again, session } = self.members[at].flight else { return true };
+        let AssignStage::Dispatching { again, session } = self.members[at].flight else { return true };
         let timeout = self.settings.timeout;
         let member = &mut self.members[at];
-        let tried =
-            member.record.start_time.as_ref().map_or(Duration::ZERO, |start| Moment::since(now, start.0));
+        let tried = member
+            .record
+            .start_time
+            .as_ref()
+            .map_or(Duration::ZERO, |start| Moment::time_since(now, start.0));
         let postponed = member.postponed.get_or_insert_with(|| {
             Box::new(Postponed { postponement: Postponement::default(), waits: None, withheld: Vec::new() })
         });
@@ -99,20 +102,20 @@ impl Rollout {
             self.fail_unsendable(node, FailureCode::SecretUnusable, reason, now);
             return false;
         };
-        let until = now.after(wait);
+        let until = now.later_by(wait);
         postponed.waits = Some((until, truncate_reason(reason)));
         postponed.withheld = withheld.to_vec();
         self.postponed.insert((until, at));
         if again {
-            member.flight = Flight::Sent(session);
+            member.flight = AssignStage::Sent(session);
         } else {
-            self.withdraw(at);
+            self.withdraw_start(at);
         }
         true
     }
 
     /// Lets nodes go on after their wait. Returns those that have kept their slot.
-    pub(super) fn end_postponements(&mut self, now: Timestamp) -> Vec<Decision> {
+    pub(super) fn end_postponements(&mut self, now: Timestamp) -> Vec<RolloutDecision> {
         let mut decisions = Vec::new();
         while let Some(&(until, at)) = self.postponed.first().filter(|(until, _)| *until <= now) {
             self.postponed.remove(&(until, at));
@@ -121,8 +124,8 @@ impl Rollout {
                 member.postponed.as_mut().and_then(|postponed| postponed.waits.take_if(|w| w.0 == until));
             match (member.record.phase, waits) {
                 (NodePhase::Pending, Some(_)) => self.index_member(at),
-                (NodePhase::InProgress, Some(_)) if matches!(member.flight, Flight::Sent(_)) => {
-                    decisions.push(Decision::Redispatch(self.name(at)));
+                (NodePhase::InProgress, Some(_)) if matches!(member.flight, AssignStage::Sent(_)) => {
+                    decisions.push(RolloutDecision::Redispatch(self.node_name(at)));
                 }
                 // It has ended, or gone on, in the meantime.
                 _ => {}

@@ -17,8 +17,8 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskResult};
 use prepull_api::wire::truncate_reason;
 
-use super::record::{self, Look};
-use super::{Decision, OFFLINE, Rollout};
+use super::record::{self, RecheckFinding};
+use super::{OFFLINE, Rollout, RolloutDecision};
 
 /// How long a re-check lasts at most. A look takes no link and no registry, so this is for an agent that is reconnecting,
 /// or that finishes another task first. Nodes that are away for longer must not keep the job from its end.
@@ -78,10 +78,10 @@ impl Rollout {
             if self.members[at].record.phase != NodePhase::Successful {
                 // A node that never started must not do so now.
                 self.index_member(at);
-            } else if may_ask(&self.name(at)) {
+            } else if may_ask(&self.node_name(at)) {
                 self.members[at].postponed = None;
                 note_recheck(&mut self.members[at].record);
-                self.set(at, NodePhase::Pending, String::new());
+                self.set_phase(at, NodePhase::Pending, String::new());
             } else {
                 self.leave_unchecked(at, "there is no Node of this name any more");
             }
@@ -103,7 +103,7 @@ impl Rollout {
     }
 
     /// How many nodes are still to answer, and how many of them are offline.
-    pub fn unanswered(&self) -> (usize, usize) {
+    pub fn count_unanswered(&self) -> (usize, usize) {
         let offline = self.rechecking.iter().filter(|&&at| self.members[at].online.is_none());
         (self.rechecking.len(), offline.count())
     }
@@ -125,13 +125,13 @@ impl Rollout {
     }
 
     /// Names of nodes that lack an image which they had.
-    pub fn lacking(&self) -> Vec<String> {
+    pub fn nodes_lacking_images(&self) -> Vec<String> {
         let lacks = |record: &&NodeStatus| record.phase == NodePhase::Failure && record.recheck.is_some();
         self.records().filter(lacks).map(|record| record.node_name.clone()).collect()
     }
 
     /// Ends re-checks that are out of time. Returns the nodes with edges that may still work on one.
-    pub(super) fn end_late_rechecks(&mut self, now: Timestamp) -> Vec<Decision> {
+    pub(super) fn end_late_rechecks(&mut self, now: Timestamp) -> Vec<RolloutDecision> {
         if self.recheck_until.is_none_or(|until| until > now) {
             return Vec::new();
         }
@@ -139,7 +139,7 @@ impl Rollout {
     }
 
     /// Nodes that have not answered keep the result that they had.
-    pub(super) fn abandon_rechecks(&mut self, why: Option<&str>) -> Vec<Decision> {
+    pub(super) fn abandon_rechecks(&mut self, why: Option<&str>) -> Vec<RolloutDecision> {
         let mut decisions = Vec::new();
         for at in self.rechecking.iter().copied().collect::<Vec<_>>() {
             let member = &self.members[at];
@@ -154,7 +154,7 @@ impl Rollout {
             let was_asked = member.record.phase == NodePhase::InProgress && !self.recording.contains(&at);
             self.leave_unchecked(at, &reason);
             if was_asked {
-                decisions.push(Decision::StopRecheck(self.name(at)));
+                decisions.push(RolloutDecision::StopRecheck(self.node_name(at)));
             }
         }
         decisions
@@ -169,7 +169,7 @@ impl Rollout {
     /// The node keeps the result that it had.
     pub(super) fn leave_unchecked(&mut self, at: usize, reason: &str) {
         note_not_checked(&mut self.members[at].record, reason);
-        self.set(at, NodePhase::Successful, String::new());
+        self.set_phase(at, NodePhase::Successful, String::new());
     }
 
     /// Takes what a node has found, if it is being checked. Returns whether it was.
@@ -178,11 +178,11 @@ impl Rollout {
             return false;
         }
         match record::apply_look(&mut self.members[at].record, result, now) {
-            Look::Present => self.set(at, NodePhase::Successful, String::new()),
-            Look::Missing(reason) => {
-                self.fail(at, (NodePhase::Failure, FailureCode::Removed), truncate_reason(&reason));
+            RecheckFinding::Present => self.set_phase(at, NodePhase::Successful, String::new()),
+            RecheckFinding::Missing(reason) => {
+                self.fail_node(at, (NodePhase::Failure, FailureCode::Removed), truncate_reason(&reason));
             }
-            Look::Unclear(reason) => self.leave_unchecked(at, &reason),
+            RecheckFinding::Unclear(reason) => self.leave_unchecked(at, &reason),
         }
         true
     }

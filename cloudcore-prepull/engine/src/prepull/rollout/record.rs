@@ -2,24 +2,24 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::{Action, ActionStatus, ImageBytes, ImageStatus, NodeStatus, Tristate};
+use prepull_api::crd::status::{Action, ActionStatus, ImageBytes, JobImageStatus, NodeStatus, Tristate};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{
-    Bytes, ImageOutcome, ImageResult, MAX_REMOVALS, RemovalResult, TaskOutcome, TaskResult,
+    ByteProgress, ImageOutcome, ImageResult, MAX_REMOVALS, RemovalResult, TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{Progress, truncate_note, truncate_reason};
+use prepull_api::wire::{TaskProgress, truncate_note, truncate_reason};
 
 use crate::prepull::plan::NodePlan;
 
 /// The images of a node before anything is known of them.
-pub(super) fn fresh_images(plan: &NodePlan) -> Vec<ImageStatus> {
+pub(super) fn fresh_images(plan: &NodePlan) -> Vec<JobImageStatus> {
     plan.images
         .iter()
-        .map(|image| ImageStatus {
+        .map(|image| JobImageStatus {
             image: image.image.clone(),
             name: image.name.clone(),
             pulled_image: image.pull.to_string(),
-            ..ImageStatus::default()
+            ..JobImageStatus::default()
         })
         .collect()
 }
@@ -40,7 +40,7 @@ pub(super) fn begin_again(record: &mut NodeStatus) {
 
 /// The answer of a node that was only asked to look.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum RecheckFinding {
     /// Every image is there, as it was pulled.
     Present,
     /// At least one is missing, for this reason.
@@ -50,7 +50,7 @@ pub(super) enum Look {
 }
 
 /// Notes which images a node still has. What is known of their pulls stays.
-pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Timestamp) -> Look {
+pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Timestamp) -> RecheckFinding {
     let seen = last_seen(record).map_or(String::new(), |seen| format!("it was there at {seen:.0}, and "));
     let (mut missing, mut unclear) = (Vec::new(), None);
     if result.images.len() != record.image_status.len() {
@@ -88,10 +88,10 @@ pub(super) fn apply_look(record: &mut NodeStatus, result: &TaskResult, now: Time
         recheck.not_checked_reason.clear();
     }
     match (missing.as_slice(), unclear) {
-        ([], None) => Look::Present,
-        ([], Some(reason)) => Look::Unclear(reason),
-        ([image], _) => Look::Missing(format!("removed since it was pulled: {image}")),
-        (images, _) => Look::Missing(format!(
+        ([], None) => RecheckFinding::Present,
+        ([], Some(reason)) => RecheckFinding::Unclear(reason),
+        ([image], _) => RecheckFinding::Missing(format!("removed since it was pulled: {image}")),
+        (images, _) => RecheckFinding::Missing(format!(
             "{} images removed since they were pulled: {}",
             images.len(),
             images.join(", ")
@@ -125,7 +125,12 @@ fn last_seen(record: &NodeStatus) -> Option<Timestamp> {
     checked.or(pulled.map(|pulled| &pulled.time)).map(|time| time.0)
 }
 
-pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress: &Progress, now: Timestamp) {
+pub(super) fn apply_progress(
+    record: &mut NodeStatus,
+    plan: &NodePlan,
+    progress: &TaskProgress,
+    now: Timestamp,
+) {
     if record.image_status.len() != plan.images.len() {
         record.image_status = fresh_images(plan);
     }
@@ -133,14 +138,14 @@ pub(super) fn apply_progress(record: &mut NodeStatus, plan: &NodePlan, progress:
     // Images are touched only after the checks.
     if record.action_flow.is_empty() && !progress.images.is_empty() {
         record.action_flow = vec![
-            action(Action::Check, Tristate::True, "", now),
-            action(Action::Pull, Tristate::Unknown, "", now),
+            action_status(Action::Check, Tristate::True, "", now),
+            action_status(Action::Pull, Tristate::Unknown, "", now),
         ];
     }
     for moment in &progress.images {
         // The index comes from the edge: one that points nowhere is not ours to die of.
         let Some(image) = record.image_status.get_mut(moment.index as usize) else { continue };
-        image.bytes = moment.bytes.map(|amount| bytes(amount, None)).or(image.bytes);
+        image.bytes = moment.bytes.map(|amount| image_bytes(amount, None)).or(image.bytes);
         image.attempts = moment.attempts;
         image.reason = truncate_reason(&moment.reason);
         image.code = moment.code;
@@ -182,7 +187,7 @@ pub(super) fn apply_result(
         image.code = (!outcome.is_on_node()).then(|| code.unwrap_or(FailureCode::Other));
         image.digest = digest.clone().filter(|digest| is_plausible_digest(digest));
         image.reason = truncate_reason(reason);
-        image.bytes = amount.map(|amount| bytes(amount, *from_peers)).or(image.bytes);
+        image.bytes = amount.map(|amount| image_bytes(amount, *from_peers)).or(image.bytes);
         image.attempts = *attempts;
         image.pinned = *pinned;
         image.facts = facts.clone();
@@ -197,9 +202,9 @@ pub(super) fn apply_result(
         record.removal = Some(removal_of(removal, &before));
     }
     let check = match &result.check {
-        Some(check) if check.passed => action(Action::Check, Tristate::True, "", now),
-        Some(check) => action(Action::Check, Tristate::False, &check.reason, now),
-        None => action(Action::Check, Tristate::Unknown, &result.reason, now),
+        Some(check) if check.passed => action_status(Action::Check, Tristate::True, "", now),
+        Some(check) => action_status(Action::Check, Tristate::False, &check.reason, now),
+        None => action_status(Action::Check, Tristate::Unknown, &result.reason, now),
     };
     let checked =
         record.action_flow.first().filter(|first| first.status == check.status).cloned().unwrap_or(check);
@@ -214,7 +219,7 @@ pub(super) fn apply_result(
             TaskOutcome::Cancelled => (Tristate::Unknown, result.reason.as_str()),
         };
         let step = if removes { Action::Remove } else { Action::Pull };
-        record.action_flow.push(action(step, status, reason, now));
+        record.action_flow.push(action_status(step, status, reason, now));
     }
 }
 
@@ -256,7 +261,7 @@ pub(super) fn reason_of(result: &TaskResult) -> String {
     }
 }
 
-fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> ActionStatus {
+fn action_status(action: Action, status: Tristate, reason: &str, now: Timestamp) -> ActionStatus {
     ActionStatus { action, status, reason: truncate_reason(reason), time: Time(now) }
 }
 
@@ -264,7 +269,7 @@ fn action(action: Action, status: Tristate, reason: &str, now: Timestamp) -> Act
 /// and the whole report could not be read again.
 const MOST: u64 = i64::MAX.unsigned_abs();
 
-fn bytes(Bytes { done, total }: Bytes, from_peers: Option<u64>) -> ImageBytes {
+fn image_bytes(ByteProgress { done, total }: ByteProgress, from_peers: Option<u64>) -> ImageBytes {
     let from_peers = from_peers.map(|bytes| bytes.min(MOST));
     ImageBytes { done: done.min(MOST), total: total.min(MOST), from_peers }
 }

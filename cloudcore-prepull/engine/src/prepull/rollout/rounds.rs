@@ -7,7 +7,7 @@ use prepull_api::crd::status::NodePhase;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use super::{Asked, Decision, Rollout, Touched, is_missing, record};
+use super::{KeyInquiry, Rollout, RolloutDecision, Touched, is_missing, record};
 use crate::fleet::node_view::NodeView;
 
 const CANCELLED: &str = "stopped: the job was cancelled";
@@ -18,7 +18,7 @@ impl Rollout {
     }
 
     /// Ends every node in progress, and every look: the job was cancelled.
-    pub fn cancel_all(&mut self, now: Timestamp) -> Vec<Decision> {
+    pub fn cancel_all(&mut self, now: Timestamp) -> Vec<RolloutDecision> {
         let mut decisions = self.abandon_rechecks(Some(CANCELLED));
         decisions.extend(self.expire_all(FailureCode::Cancelled, CANCELLED, now));
         decisions
@@ -26,11 +26,11 @@ impl Rollout {
 
     /// Ends every node in progress, for a reason of the whole job. A node with an unrecorded start has been sent
     /// nothing, and waits again.
-    pub fn expire_all(&mut self, code: FailureCode, reason: &str, now: Timestamp) -> Vec<Decision> {
+    pub fn expire_all(&mut self, code: FailureCode, reason: &str, now: Timestamp) -> Vec<RolloutDecision> {
         let mut decisions = Vec::new();
         for at in self.in_progress.iter().copied().collect::<Vec<_>>() {
             if self.recording.contains(&at) {
-                decisions.extend(self.withdraw(at));
+                decisions.extend(self.withdraw_start(at));
             } else {
                 decisions.push(self.expire(at, code, reason, now));
             }
@@ -38,9 +38,15 @@ impl Rollout {
         decisions
     }
 
-    pub(super) fn expire(&mut self, at: usize, code: FailureCode, reason: &str, now: Timestamp) -> Decision {
-        self.end(at, (NodePhase::Unknown, code), reason, now);
-        Decision::Expire(self.name(at))
+    pub(super) fn expire(
+        &mut self,
+        at: usize,
+        code: FailureCode,
+        reason: &str,
+        now: Timestamp,
+    ) -> RolloutDecision {
+        self.end_without_result(at, (NodePhase::Unknown, code), reason, now);
+        RolloutDecision::Expire(self.node_name(at))
     }
 
     /// Marks all nodes offline: an ended job gets no session events.
@@ -59,26 +65,26 @@ impl Rollout {
         for at in self.taken_places() {
             let phase = self.members[at].record.phase;
             if !matches!(phase, NodePhase::Failure | NodePhase::Unknown | NodePhase::Pending)
-                || (is_missing(&self.members[at].record) && remain(&self.name(at)))
+                || (is_missing(&self.members[at].record) && remain(&self.node_name(at)))
             {
                 continue;
             }
             again += 1;
             self.members[at].postponed = None;
-            self.members[at].asked = Asked::No;
+            self.members[at].asked = KeyInquiry::No;
             record::begin_again(&mut self.members[at].record);
-            self.set(at, NodePhase::Pending, String::new());
+            self.set_phase(at, NodePhase::Pending, String::new());
         }
         self.restart_waves();
         again
     }
 
     /// A node that did not exist does now: it waits like any other.
-    pub fn find(&mut self, node: &NodeName) {
+    pub fn mark_found(&mut self, node: &NodeName) {
         if let Some(&at) = self.index.get(node)
             && is_missing(&self.members[at].record)
         {
-            self.set(at, NodePhase::Pending, String::new());
+            self.set_phase(at, NodePhase::Pending, String::new());
         }
     }
 
@@ -100,7 +106,7 @@ impl Rollout {
 
     /// Removes the nodes without a Node object among these. Returns those that have left, see [`Self::remove_node`].
     pub fn remove_missing(&mut self, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<NodeName> {
-        let missing = self.taken_places().into_iter().map(|at| self.name(at));
+        let missing = self.taken_places().into_iter().map(|at| self.node_name(at));
         let missing: Vec<_> = missing.filter(|name| !nodes.contains_key(name)).collect();
         missing.into_iter().filter(|name| self.remove_node(name)).collect()
     }
@@ -117,12 +123,12 @@ impl Rollout {
             }
             // The first attempt doesn't count if it never reached a session.
             (NodePhase::Pending, attempt) if attempt <= self.first_attempt => {
-                self.leave(at);
+                self.leave_job(at);
                 true
             }
             (NodePhase::Pending, _) => {
                 let cause = (NodePhase::Unknown, FailureCode::NodeNotFound);
-                self.fail(at, cause, "the Node was deleted before it started again".to_owned());
+                self.fail_node(at, cause, "the Node was deleted before it started again".to_owned());
                 false
             }
             _ => false,

@@ -5,14 +5,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::status::NodePhase;
 use prepull_api::failure::FailureCode;
 
-use super::{Decision, Flight, Rollout, Settings, Verdict};
+use super::{AssignStage, Rollout, RolloutDecision, RolloutSettings, RolloutVerdict};
 
 impl Rollout {
     /// The moment at which [`Self::advance`] has something to do although nothing happened.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let deadline = self.deadlines.next_due();
         // A re-check leaves the waves where they were.
-        let may_go_on = self.recheck_until.is_none() && self.verdict() == Verdict::Running;
+        let may_go_on = self.recheck_until.is_none() && self.verdict() == RolloutVerdict::Running;
         let wave = self.waves.paused_until(self.settings.pause).filter(|_| may_go_on);
         let postponed = self.postponed.first().map(|(at, _)| *at);
         let opening = self.shut.first().map(|(at, _)| *at);
@@ -21,7 +21,7 @@ impl Rollout {
     }
 
     /// Ends the nodes that are out of time, and starts as many as the concurrency and the tolerance allow.
-    pub fn advance(&mut self, now: Timestamp) -> Vec<Decision> {
+    pub fn advance(&mut self, now: Timestamp) -> Vec<RolloutDecision> {
         let mut decisions = Vec::new();
         while let Some(at) = self.deadlines.pop_due(now) {
             let timeout = self.settings.timeout.as_secs();
@@ -35,16 +35,16 @@ impl Rollout {
         decisions.extend(self.end_late_rechecks(now));
         decisions.extend(self.end_postponements(now));
         self.open_windows(now);
-        if self.verdict() == Verdict::Running && self.recheck_until.is_none() {
-            let present = self.present();
-            let Settings { steps, pause, .. } = &self.settings;
+        if self.verdict() == RolloutVerdict::Running && self.recheck_until.is_none() {
+            let present = self.present_counts();
+            let RolloutSettings { steps, pause, .. } = &self.settings;
             self.waves.advance(steps, *pause, &present, now);
         }
         // What the settings, a failure or a deletion forbids by now, and was not recorded yet, has not begun.
         while !self.may_go_on()
             && let Some(at) = self.recording.last().copied()
         {
-            decisions.extend(self.withdraw(at));
+            decisions.extend(self.withdraw_start(at));
         }
         while self.may_start()
             && let Some(at) = self.startable.first().copied()
@@ -52,7 +52,7 @@ impl Rollout {
             // A look downloads nothing, so no window matters.
             if self.rechecking.contains(&at) || !self.waits_for_window(at, now) {
                 self.start(at, now);
-                decisions.push(Decision::Start(self.name(at)));
+                decisions.push(RolloutDecision::Start(self.node_name(at)));
             }
         }
         decisions
@@ -65,12 +65,12 @@ impl Rollout {
         if !self.rechecking.contains(&at) {
             member.record.start_time = Some(Time(now));
         }
-        member.flight = Flight::Recording;
+        member.flight = AssignStage::Recording;
         self.recording.insert(at);
         self.starts += 1;
         // An earlier start counts as written until the API server has its withdrawal.
         (member.start, member.is_stamped) = (self.starts, self.withdrawn.remove(&at));
-        self.set(at, NodePhase::InProgress, String::new());
+        self.set_phase(at, NodePhase::InProgress, String::new());
         if !self.rechecking.contains(&at) {
             self.record_clock(at);
         }
@@ -81,8 +81,8 @@ impl Rollout {
         if self.recheck_until.is_some() {
             return true;
         }
-        let limit = self.waves.limit(&self.settings.steps, self.present().desired);
-        let started = self.started() as usize + self.withdrawn.len();
+        let limit = self.waves.start_limit(&self.settings.steps, self.present_counts().desired);
+        let started = self.started_count() as usize + self.withdrawn.len();
         self.may_go_on() && self.slots_taken() < self.settings.concurrency && started < limit as usize
     }
 
@@ -91,12 +91,12 @@ impl Rollout {
         if self.recheck_until.is_some() {
             return true;
         }
-        let limit = self.waves.limit(&self.settings.steps, self.present().desired);
+        let limit = self.waves.start_limit(&self.settings.steps, self.present_counts().desired);
         !self.settings.hold
             && !self.waves.is_paused()
-            && self.verdict() == Verdict::Running
+            && self.verdict() == RolloutVerdict::Running
             && self.slots_taken() <= self.settings.concurrency
-            && self.started() <= limit
+            && self.started_count() <= limit
     }
 
     fn slots_taken(&self) -> usize {

@@ -1,14 +1,14 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::status::ImageStatus;
+use prepull_api::crd::status::JobImageStatus;
 use prepull_api::crd::status::Tristate;
 use prepull_api::image::Reference;
 use prepull_api::task::{
     CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, KubeletRecord, PullPolicy,
     PulledBy, TaskId, TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{MAX_NOTE, OpenPhase, Progress};
+use prepull_api::wire::{MAX_NOTE, OpenPhase, TaskProgress};
 
 use super::*;
 use crate::prepull::plan::{NodePlan, PlannedImage};
@@ -22,12 +22,12 @@ fn node(n: usize) -> NodeName {
 }
 
 /// Nothing holds the nodes back.
-fn unheld() -> Settings {
-    Settings { hold: false, ..Settings::default() }
+fn unheld() -> RolloutSettings {
+    RolloutSettings { hold: false, ..RolloutSettings::default() }
 }
 
 fn rollout(nodes: usize, concurrency: usize, tolerance: &str) -> Rollout {
-    let settings = Settings {
+    let settings = RolloutSettings {
         concurrency,
         tolerance: Ratio::parse(tolerance).unwrap(),
         timeout: Duration::from_secs(300),
@@ -73,10 +73,10 @@ fn plan() -> Arc<NodePlan> {
     Arc::new(NodePlan { upgrade: None, removal: None, images: vec![image] })
 }
 
-fn started(decisions: &[Decision]) -> Vec<NodeName> {
+fn started(decisions: &[RolloutDecision]) -> Vec<NodeName> {
     decisions
         .iter()
-        .filter_map(|d| if let Decision::Start(node) = d { Some(node.clone()) } else { None })
+        .filter_map(|d| if let RolloutDecision::Start(node) = d { Some(node.clone()) } else { None })
         .collect()
 }
 
@@ -109,7 +109,7 @@ fn an_offline_node_waits_without_a_slot() {
     assert_eq!(rollout.waiting_offline(), 1);
     rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1));
     assert_eq!(rollout.advance(at(1)), []);
-    assert_eq!(rollout.verdict(), Verdict::Running);
+    assert_eq!(rollout.verdict(), RolloutVerdict::Running);
     rollout.mark_online(&node(0), SessionId(2), None, at(5));
     assert_eq!(started(&rollout.advance(at(5))), [node(0)]);
     assert_eq!(rollout.record(&node(0)).unwrap().reason, "");
@@ -125,7 +125,7 @@ fn a_silent_node_is_unknown_at_its_deadline() {
     rollout.mark_accepted(&node(0), 1);
     assert_eq!(rollout.next_deadline(), Some(at(302)));
     assert_eq!(rollout.advance(at(301)), []);
-    assert_eq!(rollout.advance(at(302)), [Decision::Expire(node(0)), Decision::Start(node(1))]);
+    assert_eq!(rollout.advance(at(302)), [RolloutDecision::Expire(node(0)), RolloutDecision::Start(node(1))]);
     let record = rollout.record(&node(0)).unwrap();
     assert_eq!(record.phase, NodePhase::Unknown);
     assert!(
@@ -172,10 +172,10 @@ fn nothing_starts_once_the_tolerance_is_exceeded() {
     assert_eq!(begin(&mut rollout, at(1)), [node(2)]);
     rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Failed), at(2));
     assert_eq!(rollout.advance(at(2)), []);
-    assert_eq!(rollout.verdict(), Verdict::Draining);
+    assert_eq!(rollout.verdict(), RolloutVerdict::Draining);
     rollout.record_result(&node(2), Some(&plan()), &result(TaskOutcome::Succeeded), at(3));
     assert_eq!(rollout.advance(at(3)), []);
-    assert_eq!(rollout.verdict(), Verdict::Failed);
+    assert_eq!(rollout.verdict(), RolloutVerdict::Failed);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn one_of_201_fails_at_zero_tolerance() {
         let outcome = if n == 7 { TaskOutcome::Failed } else { TaskOutcome::Succeeded };
         rollout.record_result(&node(n), Some(&plan()), &result(outcome), at(1));
     }
-    assert_eq!(rollout.verdict(), Verdict::Failed);
+    assert_eq!(rollout.verdict(), RolloutVerdict::Failed);
 }
 
 #[test]
@@ -207,16 +207,16 @@ fn an_undelivered_assign_frees_its_slot() {
 
 #[test]
 fn an_unsent_start_counts_until_recorded() {
-    for (concurrency, steps) in [(1, vec![]), (3, vec![Step::parse("1").unwrap()])] {
+    for (concurrency, steps) in [(1, vec![]), (3, vec![WaveStep::parse("1").unwrap()])] {
         let mut rollout = rollout(3, concurrency, "0");
-        rollout.configure(Settings { steps, ..rollout.settings().clone() });
+        rollout.configure(RolloutSettings { steps, ..rollout.settings().clone() });
         all_online(&mut rollout, 3);
         assert_eq!(started(&rollout.advance(at(0))), [node(0)]);
         rollout.stamp_starts(0..3, at(0));
         rollout.begin_dispatch(&node(0), at(0)).unwrap();
         rollout.mark_not_sent(&node(0));
         assert_eq!((rollout.summary().pending, rollout.advance(at(1))), (3, vec![]));
-        let start = rollout.withdrawn(&node(0)).unwrap();
+        let start = rollout.withdrawn_start(&node(0)).unwrap();
         rollout.forget_start(start);
         assert_eq!(started(&rollout.advance(at(1))), [node(1)]);
     }
@@ -229,17 +229,17 @@ fn a_twice_withdrawn_start_counts_until_recorded() {
     assert_eq!(started(&rollout.advance(at(0))), [node(0)]);
     rollout.stamp_starts(0..2, at(0));
     let set_hold = |rollout: &mut Rollout, hold| {
-        rollout.configure(Settings { hold, concurrency: 2, ..rollout.settings().clone() });
+        rollout.configure(RolloutSettings { hold, concurrency: 2, ..rollout.settings().clone() });
     };
     set_hold(&mut rollout, true);
-    assert!(matches!(rollout.advance(at(1))[..], [Decision::Withdraw(..)]));
+    assert!(matches!(rollout.advance(at(1))[..], [RolloutDecision::Withdraw(..)]));
     set_hold(&mut rollout, false);
     assert_eq!(started(&rollout.advance(at(2))), [node(0)]);
     // The API server has neither the first withdrawal nor this start.
     set_hold(&mut rollout, true);
     let decisions = rollout.advance(at(3));
-    assert!(matches!(decisions[..], [Decision::Withdraw(..)]), "{decisions:?}");
-    rollout.configure(Settings { hold: false, concurrency: 1, ..rollout.settings().clone() });
+    assert!(matches!(decisions[..], [RolloutDecision::Withdraw(..)]), "{decisions:?}");
+    rollout.configure(RolloutSettings { hold: false, concurrency: 1, ..rollout.settings().clone() });
     rollout.set_busy(&node(0), true);
     rollout.mark_online(&node(1), SessionId(1), None, at(4));
     assert_eq!(rollout.advance(at(4)), [], "another leader would let the first node go on");
@@ -288,7 +288,7 @@ fn a_hello_decides_its_tasks_fate() {
     // A node that may not start now must stop, and later messages about that task don't count.
     for open in [running, needs] {
         let mut rollout = rollout(1, 1, "0");
-        rollout.configure(Settings { hold: true, ..rollout.settings().clone() });
+        rollout.configure(RolloutSettings { hold: true, ..rollout.settings().clone() });
         let reattach = rollout.mark_online(&node(0), SessionId(1), Some((1, open)), at(1));
         assert_eq!((reattach, rollout.record(&node(0)).unwrap().attempt), (Reattach::Cancel, 2));
         assert!(!rollout.record_result(&node(0), None, &result(TaskOutcome::Cancelled), at(2)));
@@ -304,7 +304,7 @@ fn a_deadline_survives_restarts_and_timeout_edits() {
         start_time: Some(Time(at(0))),
         ..NodeStatus::default()
     };
-    let settings = |timeout| Settings { timeout: Duration::from_secs(timeout), ..unheld() };
+    let settings = |timeout| RolloutSettings { timeout: Duration::from_secs(timeout), ..unheld() };
     let mut rollout = Rollout::new(settings(300), vec![record]);
     assert_eq!(rollout.next_deadline(), Some(at(302)));
     assert_eq!(rollout.begin_dispatch(&node(0), at(100)), Some(Duration::from_secs(200)));
@@ -321,16 +321,16 @@ fn a_deleted_pending_node_may_return() {
     assert_eq!(rollout.records_of(0..2).count(), 1);
     rollout.advance(at(0));
     rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1));
-    assert_eq!(rollout.verdict(), Verdict::Completed);
+    assert_eq!(rollout.verdict(), RolloutVerdict::Completed);
     rollout.add(NodeStatus { node_name: node(0).0, ..NodeStatus::default() });
     // In its old place: in a new one it could be in two reports.
     assert_eq!(
         (rollout.position(&node(0)), rollout.len(), rollout.verdict()),
-        (Some(0), 2, Verdict::Running)
+        (Some(0), 2, RolloutVerdict::Running)
     );
     assert_eq!(rollout.waiting_offline(), 1);
     assert!(rollout.remove_node(&node(0)));
-    assert_eq!(rollout.verdict(), Verdict::Completed);
+    assert_eq!(rollout.verdict(), RolloutVerdict::Completed);
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn a_deleted_retried_node_stays_failed() {
     rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1));
     rollout.begin_round(|_| false);
     assert!(!rollout.remove_node(&node(0)));
-    assert_eq!((rollout.summary().unknown, rollout.verdict()), (1, Verdict::Completed));
+    assert_eq!((rollout.summary().unknown, rollout.verdict()), (1, RolloutVerdict::Completed));
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn numbers_beyond_the_apis_range_are_cut() {
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
     let mut result = result(TaskOutcome::Succeeded);
-    result.images[0].bytes = Some(prepull_api::task::Bytes { done: u64::MAX, total: u64::MAX });
+    result.images[0].bytes = Some(prepull_api::task::ByteProgress { done: u64::MAX, total: u64::MAX });
     assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
     let bytes = rollout.record(&node(0)).unwrap().image_status[0].bytes.unwrap();
     assert_eq!((bytes.done, bytes.total), (i64::MAX.unsigned_abs(), i64::MAX.unsigned_abs()));
@@ -363,7 +363,7 @@ fn deltas_save_at_most_the_image() {
         all_online(&mut rollout, 1);
         rollout.advance(at(0));
         let mut result = result(TaskOutcome::Succeeded);
-        result.images[0].bytes = bytes.map(|total| prepull_api::task::Bytes { done: total, total });
+        result.images[0].bytes = bytes.map(|total| prepull_api::task::ByteProgress { done: total, total });
         result.images[0].facts.delta_saved_bytes = saved;
         assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
         rollout.record(&node(0)).unwrap().image_status[0].facts.delta_saved_bytes
@@ -423,7 +423,7 @@ fn an_out_of_range_index_is_ignored() {
     all_online(&mut rollout, 1);
     rollout.advance(at(0));
     let image = ImageProgress { index: u32::MAX, ..progress(1).images[0].clone() };
-    let progress = Progress { images: vec![image], ..progress(1) };
+    let progress = TaskProgress { images: vec![image], ..progress(1) };
     assert!(rollout.record_progress(&node(0), &plan(), &progress, at(1)));
     assert_eq!(rollout.record(&node(0)).unwrap().image_status.len(), 1);
 }
@@ -516,7 +516,7 @@ fn closing_gives_unstarted_nodes_the_reason() {
 
 #[test]
 fn an_earlier_attempts_images_still_count() {
-    let image = |status| ImageStatus { status, ..ImageStatus::default() };
+    let image = |status| JobImageStatus { status, ..JobImageStatus::default() };
     let record = NodeStatus {
         node_name: node(0).0,
         image_status: [Tristate::Unknown, Tristate::True, Tristate::False, Tristate::True].map(image).into(),
@@ -527,7 +527,7 @@ fn an_earlier_attempts_images_still_count() {
     assert_eq!(rollout.pulled_images(&node(1)), [0; 0]);
 }
 
-fn progress(attempt: u32) -> Progress {
+fn progress(attempt: u32) -> TaskProgress {
     let image = ImageProgress {
         index: 0,
         phase: ImagePhase::Pulling,
@@ -536,7 +536,7 @@ fn progress(attempt: u32) -> Progress {
         reason: String::new(),
         code: None,
     };
-    Progress {
+    TaskProgress {
         task: TaskId { job: JobUid("job".to_owned()), attempt },
         images: vec![image],
         waits: String::new(),
@@ -628,7 +628,7 @@ fn a_lost_node_is_unknown() {
 #[test]
 fn an_ended_jobs_open_task_is_cancelled() {
     let record = NodeStatus { node_name: node(0).0, ..NodeStatus::default() };
-    let mut rollout = Rollout::ended(unheld(), vec![record]);
+    let mut rollout = Rollout::for_ended_job(unheld(), vec![record]);
     for (open, expected) in [
         (Some(OpenPhase::Running), Reattach::Cancel),
         (Some(OpenPhase::NeedsKeys), Reattach::Cancel),
@@ -650,14 +650,14 @@ fn a_missing_node_waits_once_found() {
     };
     let settings = rollout(0, 1, "1").settings().clone();
     let mut rollout = Rollout::new(settings, vec![missing(0), missing(1)]);
-    assert_eq!((rollout.len(), rollout.is_empty(), rollout.missing()), (2, false, 2));
-    rollout.find(&node(0));
-    assert_eq!((rollout.missing(), rollout.summary().pending, rollout.summary().failure), (1, 1, 1));
+    assert_eq!((rollout.len(), rollout.is_empty(), rollout.missing_count()), (2, false, 2));
+    rollout.mark_found(&node(0));
+    assert_eq!((rollout.missing_count(), rollout.summary().pending, rollout.summary().failure), (1, 1, 1));
     // One that has failed otherwise does not begin again.
     rollout.mark_online(&node(0), SessionId(1), None, at(0));
     begin(&mut rollout, at(0));
     rollout.record_result(&node(0), None, &result(TaskOutcome::Failed), at(1));
-    rollout.find(&node(0));
+    rollout.mark_found(&node(0));
     assert_eq!((rollout.summary().pending, rollout.summary().failure), (0, 2));
 }
 
@@ -667,15 +667,15 @@ fn a_lost_record_is_no_missing_node() {
     let mut rollout = rollout(2, 1, "1");
     assert!(rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1)));
     let record = rollout.record(&node(0)).unwrap();
-    assert_eq!((record.phase, record.attempt, rollout.missing()), (NodePhase::Failure, 1, 0));
+    assert_eq!((record.phase, record.attempt, rollout.missing_count()), (NodePhase::Failure, 1, 0));
 }
 
 #[test]
 fn a_round_begins_at_the_first_incomplete_wave() {
-    let steps = ["1", "50%", "100%"].map(|step| Step::parse(step).unwrap()).to_vec();
+    let steps = ["1", "50%", "100%"].map(|step| WaveStep::parse(step).unwrap()).to_vec();
     for (pending, wave) in [(10, 1), (9, 2), (6, 2), (5, 3), (1, 3)] {
         let counts = Summary { desired: 10, pending, ..Summary::default() };
-        let status = waves::Waves::again(&steps, &counts).status(&steps, 1, Duration::ZERO);
+        let status = waves::Waves::for_further_round(&steps, &counts).status(&steps, 1, Duration::ZERO);
         assert_eq!(status.map(|status| status.step), Some(wave), "{pending} of 10 nodes are tried again");
     }
 }
@@ -683,9 +683,9 @@ fn a_round_begins_at_the_first_incomplete_wave() {
 #[test]
 fn the_last_wave_has_all_nodes() {
     let shown = |steps: &[&str], step: u32| {
-        let steps: Vec<_> = steps.iter().map(|step| Step::parse(step).unwrap()).collect();
+        let steps: Vec<_> = steps.iter().map(|step| WaveStep::parse(step).unwrap()).collect();
         let status = RolloutStatus { step, ..RolloutStatus::default() };
-        let waves = waves::Waves::resumed(&status, Duration::ZERO);
+        let waves = waves::Waves::from_status(&status, Duration::ZERO);
         waves.status(&steps, 1, Duration::ZERO).map(|status| (status.step, status.steps))
     };
     assert_eq!(shown(&["1", "50%"], 1), Some((1, 3)));

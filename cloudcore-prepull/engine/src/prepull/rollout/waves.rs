@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::status::{RolloutStatus, Summary};
 
-use crate::prepull::validate::Step;
+use crate::prepull::validate::WaveStep;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waves {
@@ -17,7 +17,7 @@ pub(super) struct Waves {
 
 impl Waves {
     /// The waves as an earlier run of cloudcore left them, which paused them for so long.
-    pub(super) fn resumed(status: &RolloutStatus, pause: Duration) -> Self {
+    pub(super) fn from_status(status: &RolloutStatus, pause: Duration) -> Self {
         Self {
             at: (status.step as usize).saturating_sub(1),
             ended: status.paused_until.as_ref().and_then(|until| until.0.checked_sub(pause).ok()),
@@ -26,21 +26,23 @@ impl Waves {
 
     /// Goes on to the wave that the nodes have reached: more of them may have started than the status shows, and
     /// their failures must not count against a smaller wave.
-    pub(super) fn catch_up(&mut self, steps: &[Step], counts: &Summary) {
-        while self.at < steps.len() && self.limit(steps, counts.desired) < counts.desired - counts.pending {
+    pub(super) fn catch_up(&mut self, steps: &[WaveStep], counts: &Summary) {
+        while self.at < steps.len()
+            && self.start_limit(steps, counts.desired) < counts.desired - counts.pending
+        {
             (self.at, self.ended) = (self.at + 1, None);
         }
     }
 
     /// The waves of a further round, which begins with the first one that is not complete.
-    pub(super) fn again(steps: &[Step], counts: &Summary) -> Self {
+    pub(super) fn for_further_round(steps: &[WaveStep], counts: &Summary) -> Self {
         let started = counts.desired - counts.pending;
         let at = steps.iter().position(|step| step.nodes(counts.desired) > started);
         Self { at: at.unwrap_or(steps.len()), ended: None }
     }
 
     /// How many nodes may have started by now, those of the earlier waves included.
-    pub(super) fn limit(&self, steps: &[Step], desired: u32) -> u32 {
+    pub(super) fn start_limit(&self, steps: &[WaveStep], desired: u32) -> u32 {
         // The largest so far: a percentage may be less than a number before it.
         steps
             .get(..=self.at)
@@ -48,10 +50,10 @@ impl Waves {
     }
 
     /// Goes on to the next wave if this one has ended. The caller has checked the tolerance.
-    pub(super) fn advance(&mut self, steps: &[Step], pause: Duration, counts: &Summary, now: Timestamp) {
+    pub(super) fn advance(&mut self, steps: &[WaveStep], pause: Duration, counts: &Summary, now: Timestamp) {
         while counts.pending > 0
             && counts.in_progress == 0
-            && counts.desired - counts.pending >= self.limit(steps, counts.desired)
+            && counts.desired - counts.pending >= self.start_limit(steps, counts.desired)
         {
             let ended = *self.ended.get_or_insert(now);
             if ended.checked_add(pause).is_ok_and(|until| until > now) {
@@ -76,8 +78,8 @@ impl Waves {
 
     /// The waves as the status has them, for people and for the next run of cloudcore. `size`: nodes of the wave that
     /// runs, those of the earlier waves included.
-    pub(super) fn status(&self, steps: &[Step], size: u32, pause: Duration) -> Option<RolloutStatus> {
-        let last_is_all = steps.last()? == &Step::Percent(100);
+    pub(super) fn status(&self, steps: &[WaveStep], size: u32, pause: Duration) -> Option<RolloutStatus> {
+        let last_is_all = steps.last()? == &WaveStep::Percent(100);
         let waves = steps.len() + usize::from(!last_is_all);
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Some(RolloutStatus {

@@ -27,7 +27,7 @@ impl Rollout {
         let began = self.members[at].record.start_time.as_ref().map(|start| start.0);
         let lengthens = |began| self.end_by(at, clock, began) > self.end_by(at, &known, began);
         if !self.is_counted(at) || !began.is_some_and(lengthens) {
-            self.recount(at);
+            self.recompute_times(at);
         }
     }
 
@@ -39,7 +39,7 @@ impl Rollout {
     }
 
     /// The windows of the job are others, or the clock of the node is: its deadline, or its start, is another one.
-    pub(super) fn recount(&mut self, at: usize) {
+    pub(super) fn recompute_times(&mut self, at: usize) {
         self.members[at].opens = None;
         if self.members[at].record.phase == NodePhase::InProgress {
             self.record_clock(at);
@@ -71,8 +71,8 @@ impl Rollout {
         let (rule, node) = (&self.settings.windows, &self.members[at].record.node_name);
         let started = rule.counted_from(started);
         let open = self.time_of(at);
-        let latest = rule.openings_of_job(node, clock).after(started, open).after(OWN_WINDOWS);
-        rule.openings(node, clock).after(started, open).min(latest)
+        let latest = rule.openings_of_job(node, clock).after_open_time(started, open).later_by(OWN_WINDOWS);
+        rule.openings(node, clock).after_open_time(started, open).min(latest)
     }
 
     /// How much of the time is left to a node that began at this moment.
@@ -87,9 +87,9 @@ impl Rollout {
     /// Whether the node has to wait for its window. It is startable again when that opens.
     pub(super) fn waits_for_window(&mut self, at: usize, now: Timestamp) -> bool {
         let openings = self.openings(at);
-        let Some(reason) = openings.explain(now) else { return false };
+        let Some(reason) = openings.explain_wait(now) else { return false };
         // If none opens, we still look again later: a newer version may have newer time zones.
-        let opens = openings.next_open(now).unwrap_or(now.after(HORIZON));
+        let opens = openings.next_open(now).unwrap_or(now.later_by(HORIZON));
         self.members[at].opens = Some((opens, reason));
         self.shut.insert((opens, at));
         self.index_and_touch(at);

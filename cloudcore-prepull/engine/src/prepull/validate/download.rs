@@ -11,7 +11,7 @@ use prepull_api::download::{
 use prepull_api::overriders::SecretRef;
 use prepull_window::{check_duration, is_zone, parse_duration, write_duration};
 
-use super::{Refusal, filled, indexed};
+use super::{SpecRefusal, non_empty, parse_each};
 
 /// The lowest cap. Below it a small image takes hours, and what was meant has another unit.
 const LEAST_RATE: u64 = 1024;
@@ -48,48 +48,48 @@ pub struct VerifyPolicy {
     pub keys: Vec<SecretRef>,
 }
 
-pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPolicy, Refusal> {
+pub(super) fn download_policy(spec: &ImagePrePullJobSpec) -> Result<DownloadPolicy, SpecRefusal> {
     let DownloadSpec { max_rate, share_within_site: share, max_site_rate, deltas } =
         spec.download.clone().unwrap_or_default();
-    let windows = windows(&spec.windows)?;
-    let jitter = match filled(spec.window_jitter.as_ref()) {
-        Some(text) => jitter(text, &windows)?,
+    let windows = parse_windows(&spec.windows)?;
+    let jitter = match non_empty(spec.window_jitter.as_ref()) {
+        Some(text) => parse_jitter(text, &windows)?,
         None => Duration::ZERO,
     };
-    let max_site_rate = rate(max_site_rate.as_ref(), "spec.download.maxSiteRate")?;
+    let max_site_rate = parse_rate(max_site_rate.as_ref(), "spec.download.maxSiteRate")?;
     if max_site_rate.is_some() && share == Some(false) {
         let message = "needs shareWithinSite: nodes that download each for itself have only maxRate";
-        return Err(Refusal::new("spec.download.maxSiteRate", message));
+        return Err(SpecRefusal::new("spec.download.maxSiteRate", message));
     }
     Ok(DownloadPolicy {
-        max_rate: rate(max_rate.as_ref(), "spec.download.maxRate")?,
+        max_rate: parse_rate(max_rate.as_ref(), "spec.download.maxRate")?,
         windows,
         paused: spec.pause,
         jitter,
         pin: spec.pin,
-        verify: spec.verify.as_ref().map(verify).transpose()?,
+        verify: spec.verify.as_ref().map(parse_verify).transpose()?,
         share,
         max_site_rate,
-        deltas: filled(deltas.as_ref()).map(deltas_rule).transpose()?.unwrap_or_default(),
+        deltas: non_empty(deltas.as_ref()).map(deltas_rule).transpose()?.unwrap_or_default(),
     })
 }
 
-fn deltas_rule(text: &str) -> Result<Deltas, Refusal> {
+fn deltas_rule(text: &str) -> Result<Deltas, SpecRefusal> {
     Deltas::ALL.into_iter().find(|rule| rule.as_str() == text).ok_or_else(|| {
-        Refusal::new("spec.download.deltas", format!("{text:?} is no rule: write Auto, Never or Require"))
+        SpecRefusal::new("spec.download.deltas", format!("{text:?} is no rule: write Auto, Never or Require"))
     })
 }
 
 /// The rate in a field, if it's set.
-pub(crate) fn rate(text: Option<&String>, field: &str) -> Result<Option<NonZeroU64>, Refusal> {
-    filled(text).map(|text| bytes(text, field)).transpose()
+pub(crate) fn parse_rate(text: Option<&String>, field: &str) -> Result<Option<NonZeroU64>, SpecRefusal> {
+    non_empty(text).map(|text| parse_byte_rate(text, field)).transpose()
 }
 
 /// A quantity of Kubernetes in whole bytes.
-fn bytes(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
+fn parse_byte_rate(text: &str, field: &str) -> Result<NonZeroU64, SpecRefusal> {
     let refuse = || {
         let least = LEAST_RATE >> 10;
-        Refusal::new(
+        SpecRefusal::new(
             field,
             format!("{text:?} is not a rate: write bytes a second as 500k, 2M or 2Mi, at least {least}Ki"),
         )
@@ -113,20 +113,20 @@ fn bytes(text: &str, field: &str) -> Result<NonZeroU64, Refusal> {
 }
 
 /// The windows in `spec.windows`.
-pub(crate) fn windows(specs: &[WindowSpec]) -> Result<Vec<Window>, Refusal> {
+pub(crate) fn parse_windows(specs: &[WindowSpec]) -> Result<Vec<Window>, SpecRefusal> {
     if specs.len() > MAX_WINDOWS {
         let message = format!("{} windows; at most {MAX_WINDOWS} are allowed", specs.len());
-        return Err(Refusal::new("spec.windows", message));
+        return Err(SpecRefusal::new("spec.windows", message));
     }
-    indexed(specs, window)
+    parse_each(specs, window_from_spec)
 }
 
-fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
+fn window_from_spec(index: usize, spec: &WindowSpec) -> Result<Window, SpecRefusal> {
     let WindowSpec { days, start, duration, time_zone } = spec;
     let field = |part: &str| format!("spec.windows[{index}].{part}");
-    let days = indexed(days, |i, text| {
+    let days = parse_each(days, |i, text| {
         Weekday::ALL.into_iter().find(|day| day.as_str() == text).ok_or_else(|| {
-            Refusal::new(
+            SpecRefusal::new(
                 format!("{}[{i}]", field("days")),
                 format!("{text:?} is not a day: write Mon, Tue, Wed, Thu, Fri, Sat or Sun"),
             )
@@ -134,10 +134,10 @@ fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
     })?;
     let start = start
         .parse()
-        .map_err(|error| Refusal::new(field("start"), format!("{start:?} is no time of day: {error}")))?;
+        .map_err(|error| SpecRefusal::new(field("start"), format!("{start:?} is no time of day: {error}")))?;
     let duration = parse_duration(duration)
         .and_then(check_duration)
-        .map_err(|message| Refusal::new(field("duration"), message))?;
+        .map_err(|message| SpecRefusal::new(field("duration"), message))?;
     let time_zone = Zone::from(time_zone.clone());
     if let Zone::Named(name) = &time_zone
         && (name.len() > MAX_ZONE_NAME || !is_zone(name))
@@ -145,15 +145,15 @@ fn window(index: usize, spec: &WindowSpec) -> Result<Window, Refusal> {
         let message = format!(
             "{name:?} is not a time zone: write a name of the IANA database, such as Europe/Berlin or UTC, or Node"
         );
-        return Err(Refusal::new(field("timeZone"), message));
+        return Err(SpecRefusal::new(field("timeZone"), message));
     }
     Ok(Window { days, start, duration, time_zone })
 }
 
 /// A jitter that is as long as a window would leave nothing of it to some nodes. Without windows it has no effect, so that
 /// these may be removed alone.
-fn jitter(text: &str, windows: &[Window]) -> Result<Duration, Refusal> {
-    let refuse = |message| Refusal::new("spec.windowJitter", message);
+fn parse_jitter(text: &str, windows: &[Window]) -> Result<Duration, SpecRefusal> {
+    let refuse = |message| SpecRefusal::new("spec.windowJitter", message);
     let jitter = parse_duration(text).map_err(refuse)?;
     let shortest = windows.iter().map(|window| window.duration).min();
     match shortest {
@@ -166,24 +166,24 @@ fn jitter(text: &str, windows: &[Window]) -> Result<Duration, Refusal> {
     }
 }
 
-fn verify(spec: &VerifySpec) -> Result<VerifyPolicy, Refusal> {
+fn parse_verify(spec: &VerifySpec) -> Result<VerifyPolicy, SpecRefusal> {
     let VerifySpec { keys, mode } = spec;
-    let mode = match filled(mode.as_ref()) {
+    let mode = match non_empty(mode.as_ref()) {
         None | Some("Enforce") => VerificationMode::Enforce,
         Some("Warn") => VerificationMode::Warn,
         Some(other) => {
             let message = format!("unknown mode {other:?}: use Enforce or Warn");
-            return Err(Refusal::new("spec.verify.mode", message));
+            return Err(SpecRefusal::new("spec.verify.mode", message));
         }
     };
     if keys.is_empty() || keys.len() > MAX_VERIFICATION_KEYS {
         let message =
             format!("{} secrets with keys: name 1 to {MAX_VERIFICATION_KEYS}, or remove verify", keys.len());
-        return Err(Refusal::new("spec.verify.keys", message));
+        return Err(SpecRefusal::new("spec.verify.keys", message));
     }
-    let keys = indexed(keys, |i, VerifyKey { secret_ref }| {
+    let keys = parse_each(keys, |i, VerifyKey { secret_ref }| {
         SecretRef::parse(secret_ref)
-            .map_err(|error| Refusal::new(format!("spec.verify.keys[{i}].secretRef"), error))
+            .map_err(|error| SpecRefusal::new(format!("spec.verify.keys[{i}].secretRef"), error))
     })?;
     Ok(VerifyPolicy { mode, keys })
 }

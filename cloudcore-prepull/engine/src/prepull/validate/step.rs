@@ -7,7 +7,7 @@ pub const MAX_STEPS: usize = 20;
 
 /// The size of one wave, the earlier ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum WaveStep {
     /// Of all nodes, from 1 to 100.
     Percent(u32),
     /// From 1.
@@ -19,12 +19,12 @@ pub enum Step {
 #[error(
     "{0:?} is no step: write a percentage from 1% to 100%, such as \"5%\", or a number of nodes, such as \"10\""
 )]
-pub struct StepError(String);
+pub struct WaveStepError(String);
 
-impl Step {
+impl WaveStep {
     /// Reads `5%` or `10`.
-    pub fn parse(text: &str) -> Result<Self, StepError> {
-        let error = || StepError(text.chars().take(40).collect());
+    pub fn parse(text: &str) -> Result<Self, WaveStepError> {
+        let error = || WaveStepError(text.chars().take(40).collect());
         let (number, percent) = match text.strip_suffix('%') {
             Some(number) => (number, true),
             None => (text, false),
@@ -61,7 +61,7 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for WaveStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Percent(percent) => write!(f, "{percent}%"),
@@ -77,18 +77,18 @@ mod tests {
     #[test]
     fn steps_are_percentages_and_numbers() {
         for (text, nodes) in [("5%", 1), ("25%", 3), ("100%", 10), ("4", 4), ("40", 10)] {
-            let step = Step::parse(text).unwrap();
+            let step = WaveStep::parse(text).unwrap();
             assert_eq!((step.nodes(10), step.to_string().as_str()), (nodes, text));
         }
         for text in ["", "%", "0%", "101%", "0", "-1", "5.5%", "five", "5 %", "99999999999"] {
-            assert!(Step::parse(text).is_err(), "{text}");
+            assert!(WaveStep::parse(text).is_err(), "{text}");
         }
-        assert_eq!(Step::Percent(100).nodes(u32::MAX), u32::MAX);
+        assert_eq!(WaveStep::Percent(100).nodes(u32::MAX), u32::MAX);
     }
 
     #[test]
     fn waves_rise() {
-        let step = |text| Step::parse(text).unwrap();
+        let step = |text| WaveStep::parse(text).unwrap();
         assert!(
             step("5%").follows(step("4%"))
                 && !step("5%").follows(step("5%"))

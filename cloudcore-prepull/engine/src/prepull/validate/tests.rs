@@ -460,7 +460,7 @@ fn a_mistake_in_the_course_is_named() {
         cancel: true,
         active_deadline: Some(Duration::from_secs(60)),
         ttl: Some(Duration::ZERO),
-        steps: vec![Step::Percent(5), Step::Percent(25), Step::Percent(100)],
+        steps: vec![WaveStep::Percent(5), WaveStep::Percent(25), WaveStep::Percent(100)],
         pause: Duration::from_secs(10),
         retry: 2,
         recheck: 3,

@@ -7,7 +7,7 @@ use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::task::Upgrade;
 use prepull_window::parse_duration;
 
-use super::{Refusal, TEMPLATE, filled};
+use super::{SpecRefusal, TEMPLATE, non_empty};
 
 /// The time that a version has by default: an agent connects within seconds, and waits longest where cloudcore restarts.
 const WITHIN: Duration = Duration::from_secs(120);
@@ -15,13 +15,16 @@ const WITHIN: Duration = Duration::from_secs(120);
 const BOUNDS: RangeInclusive<u64> = 10..=86_400;
 
 /// `None` for a job that doesn't upgrade agents. `timeout`: that of a node.
-pub(super) fn upgrade(spec: &ImagePrePullJobSpec, timeout: Duration) -> Result<Option<Upgrade>, Refusal> {
+pub(super) fn parse_upgrade(
+    spec: &ImagePrePullJobSpec,
+    timeout: Duration,
+) -> Result<Option<Upgrade>, SpecRefusal> {
     let template = &spec.image_pre_pull_template;
     let Some(upgrade) = &template.upgrade else { return Ok(None) };
     let of_template = |field: &str| format!("{TEMPLATE}.{field}");
     if template.images.len() + template.image_sources.len() != 1 {
         let message = "an upgrade takes exactly one image, that of the agent";
-        return Err(Refusal::new(of_template("images"), message));
+        return Err(SpecRefusal::new(of_template("images"), message));
     }
     let excluded = [
         ("spec.verify", spec.verify.is_some(), "each machine verifies the image with its own key"),
@@ -34,19 +37,19 @@ pub(super) fn upgrade(spec: &ImagePrePullJobSpec, timeout: Duration) -> Result<O
     for (field, is_set, why) in excluded {
         if is_set {
             let message = format!("has no effect on an upgrade ({why}): unset it");
-            return Err(Refusal::new(field.to_owned(), message));
+            return Err(SpecRefusal::new(field.to_owned(), message));
         }
     }
-    let within = filled(upgrade.within.as_ref()).map(parse_duration).transpose();
+    let within = non_empty(upgrade.within.as_ref()).map(parse_duration).transpose();
     let field = || of_template("upgrade.within");
-    let within = within.map_err(|message| Refusal::new(field(), message))?.unwrap_or(WITHIN);
+    let within = within.map_err(|message| SpecRefusal::new(field(), message))?.unwrap_or(WITHIN);
     if !BOUNDS.contains(&within.as_secs()) {
-        return Err(Refusal::new(field(), "must be from 10s to 24h"));
+        return Err(SpecRefusal::new(field(), "must be from 10s to 24h"));
     }
     if within >= timeout {
         let seconds = timeout.as_secs();
         let message = format!("must be shorter than timeoutSeconds ({seconds}), which has the download too");
-        return Err(Refusal::new(field(), message));
+        return Err(SpecRefusal::new(field(), message));
     }
     Ok(Some(Upgrade { within, packaged: upgrade.packages }))
 }

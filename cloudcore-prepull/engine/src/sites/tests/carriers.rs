@@ -73,7 +73,7 @@ fn a_carrier_without_progress_is_replaced() {
             || story.sites.by_name.values().all(|site| site.books.values().all(|book| book
                 .seekers
                 .values()
-                .filter(|seeker| matches!(seeker.way, Way::Registry { .. }))
+                .filter(|seeker| matches!(seeker.way, AssignedSource::Registry { .. }))
                 .count()
                 == 1))
     );
@@ -216,7 +216,7 @@ fn carriers_divide_the_limit_of_a_site() {
     assert_eq!(story.hear(), ["a 2: wait", "b 2: carry at 300"]);
     // At once, without another message.
     story.max_rate = NonZeroU64::new(200);
-    story.sites.limit(&task().job, story.max_rate, story.now);
+    story.sites.limit_job(&task().job, story.max_rate, story.now);
     assert_eq!(story.hear(), ["b 2: carry at 200"]);
     story.max_rate = None;
     story.want("a", "3");

@@ -69,7 +69,7 @@ fn nonsense_in_reports_harms_nothing() {
     story.hear();
     let news = BlobNews { digest: "../../x".to_owned(), size: 1, state: BlobState::Here, done: 0 };
     let news = Blobs { task: task(), blobs: vec![news], failures: Vec::new(), reads_streams: false };
-    story.sites.note(&"b".into(), &story.shared(), news, story.now);
+    story.sites.note_blobs(&"b".into(), &story.shared(), news, story.now);
     let books: usize = story.sites.by_name.values().map(|site| site.books.len()).sum();
     assert_eq!(books, 2);
     for of in 0..2 * MAX_BOOKS_OF_NODE {

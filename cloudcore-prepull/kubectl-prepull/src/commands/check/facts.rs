@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use crate::cluster::Cluster;
 use crate::edges::{DOOR, pages};
 use crate::problem::{self, MissingRight};
-use crate::rights::{Right, missing};
+use crate::rights::{Right, missing_rights};
 
 const PODS: &str = "app.kubernetes.io/name=cloudcore-prepull";
 const CA: &str = "prepull-ca";
@@ -33,35 +33,35 @@ const KRUISE: &str = "imagepulljobs.apps.kruise.io";
 const RENEWED: SignedDuration = SignedDuration::from_hours(3 * 24);
 
 /// What was read, or why it could not be. None: there is no such object.
-pub(super) type Read<T> = Result<T, String>;
+pub(super) type FactResult<T> = Result<T, String>;
 
-pub(super) struct Facts {
+pub(super) struct ClusterFacts {
     pub(super) server: String,
     pub(super) version: String,
     /// How far the API server's clock is ahead of this one.
     pub(super) clock: Option<SignedDuration>,
     pub(super) namespace: String,
     /// Whether jobs are served at all.
-    pub(super) served: Read<bool>,
-    pub(super) jobs: Read<Option<CustomResourceDefinition>>,
-    pub(super) reports: Read<Option<CustomResourceDefinition>>,
-    pub(super) settings: Read<Option<CustomResourceDefinition>>,
-    pub(super) missing: Read<Vec<&'static Right>>,
-    pub(super) lease: Read<Option<Lease>>,
-    pub(super) pods: Read<Vec<Pod>>,
+    pub(super) served: FactResult<bool>,
+    pub(super) jobs: FactResult<Option<CustomResourceDefinition>>,
+    pub(super) reports: FactResult<Option<CustomResourceDefinition>>,
+    pub(super) settings: FactResult<Option<CustomResourceDefinition>>,
+    pub(super) missing: FactResult<Vec<&'static Right>>,
+    pub(super) lease: FactResult<Option<Lease>>,
+    pub(super) pods: FactResult<Vec<Pod>>,
     /// The pods, or addresses where they have none, that the Service leads to.
-    pub(super) door: Read<Option<BTreeSet<String>>>,
+    pub(super) door: FactResult<Option<BTreeSet<String>>>,
     /// The CA's certificates as PEM.
-    pub(super) ca: Read<Option<String>>,
-    pub(super) cloudcore: Read<Option<ConfigMap>>,
-    pub(super) manager: Read<Option<Deployment>>,
-    pub(super) kruise: Read<Option<CustomResourceDefinition>>,
-    pub(super) kruise_lease: Read<Option<Lease>>,
-    pub(super) edges: Read<Edges>,
+    pub(super) ca: FactResult<Option<String>>,
+    pub(super) cloudcore: FactResult<Option<ConfigMap>>,
+    pub(super) manager: FactResult<Option<Deployment>>,
+    pub(super) kruise: FactResult<Option<CustomResourceDefinition>>,
+    pub(super) kruise_lease: FactResult<Option<Lease>>,
+    pub(super) edges: FactResult<EdgeCounts>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Edges {
+pub(super) struct EdgeCounts {
     pub(super) total: usize,
     pub(super) connected: usize,
     /// Connected edges by version; `None` for those that don't report theirs.
@@ -71,7 +71,7 @@ pub(super) struct Edges {
     pub(super) revoked: usize,
 }
 
-impl Edges {
+impl EdgeCounts {
     pub(super) fn add(&mut self, page: &EdgeList, now: Timestamp) {
         (self.total, self.connected) = (page.total, page.connected);
         for edge in &page.items {
@@ -89,30 +89,31 @@ impl Edges {
 }
 
 /// Reads everything. Fails if the API server cannot be asked at all.
-pub(super) async fn read(cluster: &Cluster) -> anyhow::Result<Facts> {
+pub(super) async fn read(cluster: &Cluster) -> anyhow::Result<ClusterFacts> {
     let version = cluster
         .client()
         .apiserver_version()
         .await
         .context("the API server cannot be asked for its version")?;
-    let said = |error: anyhow::Error| match problem::answer(&error).and_then(MissingRight::of) {
+    let said = |error: anyhow::Error| match problem::server_answer(&error).and_then(MissingRight::from_answer)
+    {
         Some(right) => format!("{right}; manifests/kubectl-prepull/checker.yaml has the role"),
-        None => problem::text(&problem::explain(error, cluster.place())),
+        None => problem::error_text(&problem::explain(error, cluster.place())),
     };
-    let place = Place { cluster, said: &said };
-    let namespace = Some(cluster.system());
+    let place = FactReader { cluster, said: &said };
+    let namespace = Some(cluster.system_namespace());
     let job = format!("imageprepulljobs.{GROUP}");
     let report = format!("imageprepullreports.{GROUP}");
     let settings = format!("imageprepullsettings.{GROUP}");
     let (clock, served, jobs, reports, settings, missing, lease, pods, service, led_to) = futures::join!(
-        clock(cluster),
-        served(cluster),
+        clock_offset(cluster),
+        serves_jobs(cluster),
         place.get(None, &job),
         place.get(None, &report),
         place.get(None, &settings),
-        missing(cluster),
+        missing_rights(cluster),
         place.get::<Lease>(namespace, DOOR),
-        pods(cluster),
+        list_pods(cluster),
         place.get::<Service>(namespace, DOOR),
         led_to(cluster),
     );
@@ -123,7 +124,7 @@ pub(super) async fn read(cluster: &Cluster) -> anyhow::Result<Facts> {
         place.get(kubeedge, kubeedge::CONTROLLER_MANAGER),
         place.get(None, KRUISE),
         place.get(kruise, CONTROLLER_LEASE.1),
-        edges(cluster),
+        count_edges(cluster),
     );
     let door = match service {
         Ok(Some(_)) => led_to.map(Some).map_err(said),
@@ -131,11 +132,11 @@ pub(super) async fn read(cluster: &Cluster) -> anyhow::Result<Facts> {
         Err(error) => Err(error),
     };
     let ca = ca.map(|map| map.and_then(|map| map.data?.remove("ca.crt")));
-    Ok(Facts {
+    Ok(ClusterFacts {
         server: cluster.place().server.clone(),
         version: version.git_version,
         clock,
-        namespace: cluster.system().to_owned(),
+        namespace: cluster.system_namespace().to_owned(),
         served: served.map_err(said),
         jobs,
         reports,
@@ -153,13 +154,13 @@ pub(super) async fn read(cluster: &Cluster) -> anyhow::Result<Facts> {
     })
 }
 
-struct Place<'a, S> {
+struct FactReader<'a, S> {
     cluster: &'a Cluster,
     said: &'a S,
 }
 
-impl<S: Fn(anyhow::Error) -> String> Place<'_, S> {
-    async fn get<K>(&self, namespace: Option<&str>, name: &str) -> Read<Option<K>>
+impl<S: Fn(anyhow::Error) -> String> FactReader<'_, S> {
+    async fn get<K>(&self, namespace: Option<&str>, name: &str) -> FactResult<Option<K>>
     where
         K: k8s_openapi::Metadata<Ty = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>
             + Clone
@@ -181,8 +182,8 @@ impl<S: Fn(anyhow::Error) -> String> Place<'_, S> {
     }
 }
 
-async fn pods(cluster: &Cluster) -> anyhow::Result<Vec<Pod>> {
-    let pods: Api<Pod> = Api::namespaced(cluster.client(), cluster.system());
+async fn list_pods(cluster: &Cluster) -> anyhow::Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), cluster.system_namespace());
     Ok(pods.list(&ListParams::default().labels(PODS).limit(100)).await?.items)
 }
 
@@ -199,7 +200,7 @@ struct Slice {
 
 impl Slices {
     /// Each pod once: with two families of addresses it is in two slices.
-    pub(super) fn ready(self) -> BTreeSet<String> {
+    pub(super) fn ready_pods(self) -> BTreeSet<String> {
         let endpoints = self.items.into_iter().flat_map(|slice| slice.endpoints.unwrap_or_default());
         // Where readiness is not known, it is to be taken as given.
         let ready = endpoints.filter(|endpoint| {
@@ -216,7 +217,7 @@ impl Slices {
 /// What the Service leads to. Kubernetes 1.20 has the EndpointSlices under their version of before alone; Endpoints, which all
 /// have, are deprecated from 1.33 on, and the API server warns of each look at them.
 async fn led_to(cluster: &Cluster) -> anyhow::Result<BTreeSet<String>> {
-    let namespace = cluster.system();
+    let namespace = cluster.system_namespace();
     let slices = async |version: &str| {
         let of_service = format!("endpointslices?labelSelector=kubernetes.io/service-name%3D{DOOR}");
         let path = format!("/apis/discovery.k8s.io/{version}/namespaces/{namespace}/{of_service}");
@@ -224,16 +225,16 @@ async fn led_to(cluster: &Cluster) -> anyhow::Result<BTreeSet<String>> {
         anyhow::Ok(cluster.client().request::<Slices>(request).await?)
     };
     let listed = match slices("v1").await {
-        Err(error) if problem::answer(&error).is_some_and(|answer| answer.code == 404) => {
+        Err(error) if problem::server_answer(&error).is_some_and(|answer| answer.code == 404) => {
             slices("v1beta1").await
         }
         listed => listed,
     };
-    Ok(listed?.ready())
+    Ok(listed?.ready_pods())
 }
 
 /// Whether the API server serves jobs. Everybody may ask that.
-async fn served(cluster: &Cluster) -> anyhow::Result<bool> {
+async fn serves_jobs(cluster: &Cluster) -> anyhow::Result<bool> {
     match cluster.client().list_api_group_resources(&format!("{GROUP}/v1alpha2")).await {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(false),
@@ -242,7 +243,7 @@ async fn served(cluster: &Cluster) -> anyhow::Result<bool> {
 }
 
 /// How far the clock of the API server is ahead of this one, to a second or so: it puts its time into each answer.
-async fn clock(cluster: &Cluster) -> Option<SignedDuration> {
+async fn clock_offset(cluster: &Cluster) -> Option<SignedDuration> {
     let before = Timestamp::now();
     let request = Request::get("/version").body(Body::empty()).ok()?;
     let answer = cluster.client().send(request).await.ok()?;
@@ -252,10 +253,10 @@ async fn clock(cluster: &Cluster) -> Option<SignedDuration> {
     Some(there.duration_since(before + took / 2))
 }
 
-async fn edges(cluster: &Cluster) -> anyhow::Result<Edges> {
+async fn count_edges(cluster: &Cluster) -> anyhow::Result<EdgeCounts> {
     let now = Timestamp::now();
     let mut pages = std::pin::pin!(pages(cluster, EdgeQuery::default()));
-    let mut edges = Edges::default();
+    let mut edges = EdgeCounts::default();
     while let Some(page) = pages.try_next().await? {
         edges.add(&page, now);
     }

@@ -7,9 +7,9 @@ use jiff::{SignedDuration, Timestamp};
 use prepull_api::crd::{job, report, settings};
 use serde::Serialize;
 
-use super::facts::{Edges, Facts};
-use super::schema::lacking;
-use crate::amounts::{count, duration, listed};
+use super::facts::{ClusterFacts, EdgeCounts};
+use super::schema::missing_fields;
+use crate::amounts::{format_count, format_duration, format_names};
 use crate::checklist::{Mark, Point};
 use crate::version;
 
@@ -19,7 +19,7 @@ const CLOCKS: SignedDuration = SignedDuration::from_secs(30);
 const EXAMPLES: usize = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Checked {
+pub(super) struct CheckReport {
     pub(super) wrong: usize,
     pub(super) sections: Vec<Section>,
 }
@@ -30,28 +30,28 @@ pub(super) struct Section {
     pub(super) points: Vec<Point>,
 }
 
-pub(super) fn judge(facts: &Facts, now: Timestamp) -> Checked {
+pub(super) fn judge_facts(facts: &ClusterFacts, now: Timestamp) -> CheckReport {
     let now = facts.clock.map_or(now, |ahead| now + ahead);
     let sections = vec![
-        Section { title: "cluster", points: cluster(facts) },
-        Section { title: "your rights", points: rights(facts) },
+        Section { title: "cluster", points: cluster_points(facts) },
+        Section { title: "your rights", points: rights_points(facts) },
         Section { title: "cloudcore-prepull", points: cloud::points(facts, now) },
         Section { title: "other controllers", points: others::points(facts, now) },
-        Section { title: "edges", points: edges(facts) },
+        Section { title: "edges", points: edge_points(facts) },
     ];
     let points = sections.iter().flat_map(|section| &section.points);
     let wrong = points.filter(|point| point.mark == Mark::Bad).count();
-    Checked { wrong, sections }
+    CheckReport { wrong, sections }
 }
 
-fn cluster(facts: &Facts) -> Vec<Point> {
+fn cluster_points(facts: &ClusterFacts) -> Vec<Point> {
     let mut points =
         vec![Point::good(format!("the API server {} answers, version {}", facts.server, facts.version))];
     points.push(match facts.clock {
         None => Point::open("the clock of the API server is not known"),
         Some(ahead) if ahead.abs() > CLOCKS => {
             let way = if ahead.is_negative() { "behind" } else { "ahead of" };
-            let by = duration(ahead.unsigned_abs().as_secs());
+            let by = format_duration(ahead.unsigned_abs().as_secs());
             Point::bad(
                 format!("the clock of the API server is {by} {way} this one"),
                 "set both by NTP (chronyc tracking, timedatectl): certificates and the times that you read go by them",
@@ -78,7 +78,7 @@ fn cluster(facts: &Facts) -> Vec<Point> {
             )),
             Ok(None) => Point::bad(format!("the definition of {kind} is missing"), apply),
             Ok(Some(found)) => {
-                let lacking = lacking(&ours, found);
+                let lacking = missing_fields(&ours, found);
                 if lacking.is_empty() {
                     Point::good(format!(
                         "the definition of {kind} has every field of version {}",
@@ -86,7 +86,7 @@ fn cluster(facts: &Facts) -> Vec<Point> {
                     ))
                 } else {
                     let shown = &lacking[..lacking.len().min(EXAMPLES)];
-                    let fields = listed(shown, lacking.len() as u64);
+                    let fields = format_names(shown, lacking.len() as u64);
                     Point::bad(
                         format!("the definition of {kind} is of another version, and drops {fields}"),
                         apply,
@@ -98,7 +98,7 @@ fn cluster(facts: &Facts) -> Vec<Point> {
     points
 }
 
-fn rights(facts: &Facts) -> Vec<Point> {
+fn rights_points(facts: &ClusterFacts) -> Vec<Point> {
     let missing = match &facts.missing {
         Err(error) => return vec![Point::open(format!("your rights are not known: {error}"))],
         Ok(missing) => missing,
@@ -118,7 +118,7 @@ fn rights(facts: &Facts) -> Vec<Point> {
             let remedy =
                 "an administrator of the cluster can grant it: manifests/kubectl-prepull/rbac.yaml has roles";
             // A person without a right is no fault of the installation. Who only looks needs no other.
-            if is_look { Point::open(text).or(remedy) } else { Point::open(text) }
+            if is_look { Point::open(text).with_remedy(remedy) } else { Point::open(text) }
         }));
         if points.len() == before {
             points.push(Point::good(all));
@@ -127,7 +127,7 @@ fn rights(facts: &Facts) -> Vec<Point> {
     points
 }
 
-fn edges(facts: &Facts) -> Vec<Point> {
+fn edge_points(facts: &ClusterFacts) -> Vec<Point> {
     let edges = match &facts.edges {
         Err(error)
             if facts
@@ -145,28 +145,33 @@ fn edges(facts: &Facts) -> Vec<Point> {
         }
         Ok(edges) => edges,
     };
-    let Edges { total, connected, versions, ending, revoked } = edges;
+    let EdgeCounts { total, connected, versions, ending, revoked } = edges;
     let mut points = vec![match (*total, *connected) {
         (0, _) => Point::open("there is no edge: no Node has the label node-role.kubernetes.io/edge")
-            .or("docs/operations/install.md shows how a node joins"),
+            .with_remedy("docs/operations/install.md shows how a node joins"),
         (total, connected) if connected == total => {
-            Point::good(format!("{} connected", count(total as u64, "edge")))
+            Point::good(format!("{} connected", format_count(total as u64, "edge")))
         }
         (total, connected) => Point::open(format!(
             "{connected} of {} connected",
-            count(total as u64, "edge")
+            format_count(total as u64, "edge")
         ))
-        .or("kubectl prepull nodes --away lists the others, kubectl prepull why NODE shows what one lacks"),
+        .with_remedy(
+            "kubectl prepull nodes --away lists the others, kubectl prepull why NODE shows what one lacks",
+        ),
     }];
     if *revoked > 0 {
-        points.push(Point::open(format!("{} locked out by `node revoke`", count(*revoked as u64, "edge"))));
+        points.push(Point::open(format!(
+            "{} locked out by `node revoke`",
+            format_count(*revoked as u64, "edge")
+        )));
     }
     let ours = version::parse(env!("CARGO_PKG_VERSION"));
     let mut old = 0;
     for (version, edges) in versions {
         if is_too_old(version.as_deref(), ours) {
             old += edges;
-            let edges = count(*edges as u64, "edge");
+            let edges = format_count(*edges as u64, "edge");
             let text = match version {
                 Some(version) => format!("{edges} with {version}, more than one minor version behind"),
                 None => format!("{edges} with a version too old to report it"),
@@ -184,9 +189,9 @@ fn edges(facts: &Facts) -> Vec<Point> {
     if ending.is_empty() {
         points.push(Point::good("no certificate of an edge that is connected ends within three days"));
     } else {
-        let names = listed(&ending[..ending.len().min(EXAMPLES)], ending.len() as u64);
+        let names = format_names(&ending[..ending.len().min(EXAMPLES)], ending.len() as u64);
         points.push(Point::bad(
-            format!("the certificate of {} ends within three days: {names}", count(ending.len() as u64, "edge")),
+            format!("the certificate of {} ends within three days: {names}", format_count(ending.len() as u64, "edge")),
             "they renew when a third of its life is left: can they reach port 10002? journalctl -u edgecore-prepull",
         ));
     }

@@ -4,7 +4,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use serde_json::Value;
 
 /// The fields of `ours`, by their paths, that the definition in the cluster does not have: the API server drops them.
-pub(super) fn lacking(ours: &CustomResourceDefinition, theirs: &CustomResourceDefinition) -> Vec<String> {
+pub(super) fn missing_fields(
+    ours: &CustomResourceDefinition,
+    theirs: &CustomResourceDefinition,
+) -> Vec<String> {
     let [ours, theirs] = [ours, theirs].map(|definition| {
         let stored = definition.spec.versions.iter().find(|version| version.storage);
         let schema = stored.and_then(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref());
@@ -43,7 +46,7 @@ mod tests {
     #[test]
     fn an_older_definition_lacks_newer_fields() {
         let ours = job::crd();
-        assert!(lacking(&ours, &ours).is_empty());
+        assert!(missing_fields(&ours, &ours).is_empty());
         let mut value = serde_json::to_value(&ours).unwrap();
         for version in value["spec"]["versions"].as_array_mut().unwrap() {
             let spec = version.pointer_mut("/schema/openAPIV3Schema/properties/spec/properties").unwrap();
@@ -56,9 +59,9 @@ mod tests {
         }
         let older: CustomResourceDefinition = serde_json::from_value(value).unwrap();
         assert_eq!(
-            lacking(&ours, &older),
+            missing_fields(&ours, &older),
             ["spec.imagePrePullTemplate.imageSources[].digest", "spec.windows"]
         );
-        assert!(lacking(&older, &ours).is_empty(), "a newer one has more, and lacks nothing");
+        assert!(missing_fields(&older, &ours).is_empty(), "a newer one has more, and lacks nothing");
     }
 }

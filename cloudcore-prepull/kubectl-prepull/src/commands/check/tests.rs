@@ -6,12 +6,12 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use prepull_api::crd::kruise::crds;
 use prepull_api::crd::{job, report, settings};
-use prepull_api::edges::{Edge, EdgeList};
+use prepull_api::edges::{EdgeList, ListedEdge};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::facts::{Edges, Facts, Slices};
-use super::judge::{Checked, judge};
+use super::facts::{ClusterFacts, EdgeCounts, Slices};
+use super::judge::{CheckReport, judge_facts};
 use super::*;
 use crate::snapshot::assert_snapshot;
 
@@ -36,19 +36,19 @@ fn door(pods: &[&str]) -> BTreeSet<String> {
     pods.iter().map(|pod| (*pod).to_owned()).collect()
 }
 
-fn edge(name: &str, version: Option<&str>, days: i64) -> Edge {
-    Edge {
+fn edge(name: &str, version: Option<&str>, days: i64) -> ListedEdge {
+    ListedEdge {
         name: name.into(),
         connected: true,
         version: version.map(str::to_owned),
         certificate_until: Some(Time(NOW + SignedDuration::from_hours(24 * days))),
-        ..Edge::default()
+        ..ListedEdge::default()
     }
 }
 
-fn edges(items: Vec<Edge>, total: usize) -> Edges {
+fn edges(items: Vec<ListedEdge>, total: usize) -> EdgeCounts {
     let connected = items.iter().filter(|edge| edge.connected).count();
-    let mut edges = Edges::default();
+    let mut edges = EdgeCounts::default();
     edges.add(
         &EdgeList {
             items,
@@ -65,8 +65,8 @@ fn edges(items: Vec<Edge>, total: usize) -> Edges {
 }
 
 /// A cluster in which all is well.
-fn well() -> Facts {
-    Facts {
+fn well() -> ClusterFacts {
+    ClusterFacts {
         server: "https://api.example:6443/".to_owned(),
         version: "v1.36.0".to_owned(),
         clock: Some(SignedDuration::from_secs(1)),
@@ -92,7 +92,7 @@ fn well() -> Facts {
 }
 
 /// A cluster in which much is wrong.
-fn ill() -> Facts {
+fn ill() -> ClusterFacts {
     let mut old = serde_json::to_value(job::crd()).unwrap();
     for version in old["spec"]["versions"].as_array_mut().unwrap() {
         let spec = version.pointer_mut("/schema/openAPIV3Schema/properties/spec/properties").unwrap();
@@ -103,9 +103,9 @@ fn ill() -> Facts {
     let [pull_job, ..] = crds();
     let forbidden =
         || Err("user jane lacks a right: to get configmaps in namespace prepull-system".to_owned());
-    let away = Edge { connected: false, revoked: true, ..edge("edge-9", None, 1) };
+    let away = ListedEdge { connected: false, revoked: true, ..edge("edge-9", None, 1) };
     let listed = vec![edge("edge-1", None, 20), edge("edge-2", Some(env!("CARGO_PKG_VERSION")), 1), away];
-    Facts {
+    ClusterFacts {
         clock: Some(SignedDuration::from_secs(-400)),
         jobs: Ok(Some(object(old))),
         reports: Ok(None),
@@ -127,8 +127,8 @@ fn ill() -> Facts {
     }
 }
 
-fn bad(facts: &Facts) -> Vec<String> {
-    let Checked { sections, wrong } = judge(facts, NOW);
+fn bad(facts: &ClusterFacts) -> Vec<String> {
+    let CheckReport { sections, wrong } = judge_facts(facts, NOW);
     let points = sections.into_iter().flat_map(|section| section.points);
     let bad: Vec<_> = points.filter(|point| point.mark == Mark::Bad).collect();
     assert_eq!(bad.len(), wrong);
@@ -139,7 +139,7 @@ fn bad(facts: &Facts) -> Vec<String> {
 #[test]
 fn every_fault_has_its_remedy_below() {
     for width in [80, 160] {
-        let text = |facts: &Facts| render(&judge(facts, NOW), Screen::plain(width));
+        let text = |facts: &ClusterFacts| render(&judge_facts(facts, NOW), Screen::plain(width));
         assert_snapshot(&format!("commands/check/tests/well-{width}.txt"), &text(&well()));
         assert_snapshot(&format!("commands/check/tests/ill-{width}.txt"), &text(&ill()));
     }
@@ -152,7 +152,7 @@ fn refused<T>() -> Result<T, String> {
 #[test]
 fn unreadable_facts_are_open_points() {
     assert_eq!(bad(&well()), Vec::<String>::new());
-    let blind = Facts {
+    let blind = ClusterFacts {
         clock: None,
         jobs: refused(),
         reports: refused(),
@@ -169,7 +169,7 @@ fn unreadable_facts_are_open_points() {
         ..well()
     };
     assert_eq!(bad(&blind), Vec::<String>::new());
-    let text = render(&judge(&blind, NOW), Screen::plain(80));
+    let text = render(&judge_facts(&blind, NOW), Screen::plain(80));
     assert!(text.ends_with("Nothing is wrong, as far as could be looked.\n"), "{text}");
 }
 
@@ -177,19 +177,22 @@ fn unreadable_facts_are_open_points() {
 fn a_missing_right_is_no_fault() {
     let missing = crate::rights::all().collect();
     let edges = Err("user jane lacks a right: to get services/proxy".to_owned());
-    assert_eq!(bad(&Facts { missing: Ok(missing), edges, ..well() }), Vec::<String>::new());
+    assert_eq!(bad(&ClusterFacts { missing: Ok(missing), edges, ..well() }), Vec::<String>::new());
 }
 
 #[test]
 fn each_fault_is_found_alone() {
     for (facts, words) in [
-        (Facts { served: Ok(false), ..well() }, "the definitions are not installed"),
-        (Facts { lease: Ok(Some(lease("", -5))), ..well() }, "the last leader gave its Lease back 6s ago"),
-        (Facts { lease: Ok(Some(lease("a", -60))), ..well() }, "a has not renewed its Lease for 1m"),
-        (Facts { door: Ok(Some(door(&["a", "b"]))), ..well() }, "leads to 2 pods"),
-        (Facts { ca: Ok(Some("no PEM".to_owned())), ..well() }, "is no certificate"),
+        (ClusterFacts { served: Ok(false), ..well() }, "the definitions are not installed"),
         (
-            Facts { edges: Err("no cloudcore-prepull leads".to_owned()), ..well() },
+            ClusterFacts { lease: Ok(Some(lease("", -5))), ..well() },
+            "the last leader gave its Lease back 6s ago",
+        ),
+        (ClusterFacts { lease: Ok(Some(lease("a", -60))), ..well() }, "a has not renewed its Lease for 1m"),
+        (ClusterFacts { door: Ok(Some(door(&["a", "b"]))), ..well() }, "leads to 2 pods"),
+        (ClusterFacts { ca: Ok(Some("no PEM".to_owned())), ..well() }, "is no certificate"),
+        (
+            ClusterFacts { edges: Err("no cloudcore-prepull leads".to_owned()), ..well() },
             "the edges are not listed: no cloudcore",
         ),
     ] {
@@ -200,7 +203,7 @@ fn each_fault_is_found_alone() {
         [(2_105_000_000, "the CA of the edges ends in 66d"), (2_120_000_000, "the CA of the edges ended 10")]
     {
         let later = Timestamp::from_second(second).unwrap();
-        let text = render(&judge(&Facts { clock: None, ..well() }, later), Screen::plain(160));
+        let text = render(&judge_facts(&ClusterFacts { clock: None, ..well() }, later), Screen::plain(160));
         assert!(text.contains(words), "{text}");
     }
 }
@@ -208,8 +211,9 @@ fn each_fault_is_found_alone() {
 #[test]
 fn ready_pods_count_once_for_all_addresses() {
     let endpoint = |address: &str, pod: &str, ready: Value| json!({"addresses": [address], "conditions": {"ready": ready}, "targetRef": {"kind": "Pod", "name": pod}});
-    let led_to =
-        |items: Value| object::<Slices>(json!({ "items": items })).ready().into_iter().collect::<Vec<_>>();
+    let led_to = |items: Value| {
+        object::<Slices>(json!({ "items": items })).ready_pods().into_iter().collect::<Vec<_>>()
+    };
     assert_eq!(led_to(json!([{"endpoints": null}, {}])), Vec::<String>::new());
     // Two address families; a replica that isn't ready; one in an unknown state.
     let (four, six) = (endpoint("10.0.0.7", "a", true.into()), endpoint("fd00::7", "a", true.into()));

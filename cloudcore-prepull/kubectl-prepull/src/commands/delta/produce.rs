@@ -7,9 +7,9 @@ use std::path::Path;
 use anyhow::Context;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use prepull_api::enroll::hex;
-use prepull_delta::make::{Made, Resources, Root, Tar, TarFile, make as make_diff};
+use prepull_delta::make::{Made, Resources, Root, Tar, TarFile, make_diff};
 use prepull_delta::manifest::{
-    ARTIFACT_TYPE, Blob, DeltaLayer, Draft, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused,
+    ARTIFACT_TYPE, DeltaLayer, Draft, DraftBlob, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused,
     TAR_DIFF,
 };
 use prepull_registry::digest::sha256;
@@ -32,7 +32,7 @@ pub(super) struct DeltaWork<'a> {
 }
 
 /// A delta that can be pushed.
-pub(super) struct Delta {
+pub(super) struct PreparedDelta {
     pub(super) report: PlatformReport,
     draft: Draft,
     /// Of the new image.
@@ -42,7 +42,7 @@ pub(super) struct Delta {
 }
 
 /// Downloads both images, as far as needed, and makes the diffs of the layers that changed.
-pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result<Delta> {
+pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result<PreparedDelta> {
     let platform = &pair.new.platform;
     let mut changed: Vec<&ImageLayer> = Vec::new();
     for layer in pair.to_unpack() {
@@ -57,11 +57,11 @@ pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result
     let bar = Bar::start(&format!("{platform}: downloading"), sum(&olds) + sum(&changed));
     let mut old_tars = Vec::new();
     for layer in &olds {
-        old_tars.push(work.old.tar(layer, work.scratch, &mut |bytes| bar.add(bytes)).await?);
+        old_tars.push(work.old.download_layer(layer, work.scratch, &mut |bytes| bar.add(bytes)).await?);
     }
     let mut new_tars = Vec::new();
     for layer in &changed {
-        new_tars.push(work.new.tar(layer, work.scratch, &mut |bytes| bar.add(bytes)).await?);
+        new_tars.push(work.new.download_layer(layer, work.scratch, &mut |bytes| bar.add(bytes)).await?);
     }
     drop(bar);
     let root = Root::read(old_tars.iter().map(|tar| tar as &dyn Tar).collect());
@@ -93,7 +93,7 @@ pub(super) async fn make(work: &DeltaWork<'_>, pair: Pair<'_>) -> anyhow::Result
         layers: reports,
         pushed: false,
     };
-    Ok(Delta { report, draft, manifest: pair.new.content.clone(), diffs })
+    Ok(PreparedDelta { report, draft, manifest: pair.new.content.clone(), diffs })
 }
 
 type MadeLayer = (DeltaLayer, LayerReport, Option<(Descriptor, File)>);
@@ -131,7 +131,7 @@ fn make_layer(
             None,
         ));
     }
-    let digest = hash(&mut diff)?;
+    let digest = hash_file(&mut diff)?;
     let media_type = TAR_DIFF.to_owned();
     let blob =
         Descriptor { media_type: media_type.clone(), digest: digest.clone(), size, ..Descriptor::default() };
@@ -139,7 +139,7 @@ fn make_layer(
 }
 
 fn draft(pair: &Pair<'_>, layers: Vec<DeltaLayer>) -> Draft {
-    let content = |descriptor: &Descriptor| Blob {
+    let content = |descriptor: &Descriptor| DraftBlob {
         media_type: descriptor.media_type.clone(),
         digest: descriptor.digest.clone(),
         size: descriptor.size,
@@ -159,7 +159,7 @@ fn draft(pair: &Pair<'_>, layers: Vec<DeltaLayer>) -> Draft {
 }
 
 /// The digest of a file, from its beginning.
-fn hash(file: &mut File) -> anyhow::Result<String> {
+fn hash_file(file: &mut File) -> anyhow::Result<String> {
     file.rewind()?;
     let (mut digest, mut piece) = (Digest::new(&SHA256), vec![0; 64 << 10]);
     loop {
@@ -172,8 +172,8 @@ fn hash(file: &mut File) -> anyhow::Result<String> {
 }
 
 /// Pushes the blobs, and then the manifest that refers to them.
-pub(super) async fn push(new: &ImageRegistry, delta: &Delta) -> anyhow::Result<()> {
-    let Delta { draft, manifest, diffs, .. } = delta;
+pub(super) async fn push(new: &ImageRegistry, delta: &PreparedDelta) -> anyhow::Result<()> {
+    let PreparedDelta { draft, manifest, diffs, .. } = delta;
     for (blob, file) in diffs {
         let open = || {
             let mut file = file.try_clone()?;
@@ -220,7 +220,7 @@ impl Bar {
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_message(what.to_owned());
         if bar.is_hidden() {
-            problem::note(&format!("{what} {}", HumanBytes(bytes)));
+            problem::print_note(&format!("{what} {}", HumanBytes(bytes)));
         }
         Self(bar)
     }

@@ -9,7 +9,9 @@ use prepull_api::image::NormalizedReference;
 use prepull_delta::make::{TarFile, unpack};
 use prepull_registry::digest::Hasher;
 use prepull_registry::manifest::{Descriptor, Index, Manifest};
-use prepull_registry::{HostsFiles, Kind, Open, Proxies, RegistryClient, Repository, Resolved, Settings};
+use prepull_registry::{
+    ClientSettings, ErrorKind, HostsFiles, Open, Proxies, RegistryClient, Repository, ResolvedReference,
+};
 use serde::Deserialize;
 
 use super::credentials::DockerConfig;
@@ -23,7 +25,7 @@ const TRIES: u32 = 5;
 const PIECE: usize = 64 << 10;
 
 pub(super) fn client(registry_config_path: Option<PathBuf>) -> RegistryClient {
-    RegistryClient::new(Settings {
+    RegistryClient::new(ClientSettings {
         hosts: HostsFiles { dirs: registry_config_path.into_iter().collect(), ..HostsFiles::default() },
         user_agent: concat!("kubectl-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
         proxies: Proxies::from_env(),
@@ -33,7 +35,7 @@ pub(super) fn client(registry_config_path: Option<PathBuf>) -> RegistryClient {
 
 pub(super) struct ImageRegistry {
     repository: Repository,
-    resolved: Resolved,
+    resolved: ResolvedReference,
 }
 
 impl ImageRegistry {
@@ -50,15 +52,15 @@ impl ImageRegistry {
             let repository = client.repository(image, credential)?;
             match repository.resolve().await {
                 Ok(resolved) => return Ok(Self { repository, resolved }),
-                Err(error) if matches!(error.kind, Kind::NotFound | Kind::Unauthorized) => {
+                Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Unauthorized) => {
                     refusal = Some(error);
                 }
-                Err(error) => return Err(anyhow!(error).context(described(image))),
+                Err(error) => return Err(anyhow!(error).context(describe_image(image))),
             }
         }
         Err(refusal
             .map_or_else(|| anyhow!("no credentials"), |error| anyhow!(error))
-            .context(described(image)))
+            .context(describe_image(image)))
     }
 
     /// The repository, without tag.
@@ -67,12 +69,12 @@ impl ImageRegistry {
     }
 
     /// The images of all platforms. Attestations and other artifacts of the index are left out.
-    pub(super) async fn images(&self) -> anyhow::Result<Vec<PlatformImage>> {
-        let name = described(self.repository.reference());
-        let Resolved { descriptor, manifest } = &self.resolved;
+    pub(super) async fn platform_images(&self) -> anyhow::Result<Vec<PlatformImage>> {
+        let name = describe_image(self.repository.reference());
+        let ResolvedReference { descriptor, manifest } = &self.resolved;
         if !descriptor.is_index() {
             return Ok(self
-                .image(descriptor, manifest.as_deref())
+                .platform_image(descriptor, manifest.as_deref())
                 .await
                 .with_context(|| name)?
                 .into_iter()
@@ -80,7 +82,7 @@ impl ImageRegistry {
         }
         let content = match manifest {
             Some(content) => content.clone(),
-            None => self.repository.manifest(descriptor).await.with_context(|| name.clone())?,
+            None => self.repository.fetch_manifest(descriptor).await.with_context(|| name.clone())?,
         };
         let mut images: Vec<PlatformImage> = Vec::new();
         for entry in Index::parse(&content).with_context(|| name.clone())?.manifests {
@@ -88,12 +90,12 @@ impl ImageRegistry {
             if unknown || !entry.is_manifest() {
                 continue;
             }
-            images.extend(self.image(&entry, None).await.with_context(|| name.clone())?);
+            images.extend(self.platform_image(&entry, None).await.with_context(|| name.clone())?);
         }
         Ok(images)
     }
 
-    async fn image(
+    async fn platform_image(
         &self,
         descriptor: &Descriptor,
         content: Option<&[u8]>,
@@ -114,7 +116,7 @@ impl ImageRegistry {
         }
         let content = match content {
             Some(content) => content.to_vec(),
-            None => self.repository.manifest(descriptor).await?,
+            None => self.repository.fetch_manifest(descriptor).await?,
         };
         let Manifest { config, layers, .. } = Manifest::parse(&content)?;
         let raw = self.repository.small_blob(&config, MAX_CONFIG).await?;
@@ -131,13 +133,13 @@ impl ImageRegistry {
     }
 
     /// Downloads a layer, and unpacks it into a file without a name. `progress` receives bytes that have arrived.
-    pub(super) async fn tar(
+    pub(super) async fn download_layer(
         &self,
         layer: &ImageLayer,
         scratch: &Path,
         progress: &mut dyn FnMut(u64),
     ) -> anyhow::Result<TarFile> {
-        let blob = self.download(&layer.blob, scratch, progress).await?;
+        let blob = self.download_blob(&layer.blob, scratch, progress).await?;
         let no_room = || format!("cannot write to {}: --scratch names another directory", scratch.display());
         let mut tar = tempfile::tempfile_in(scratch).with_context(no_room)?;
         let mut hasher =
@@ -159,7 +161,7 @@ impl ImageRegistry {
         Ok(TarFile::new(tar)?)
     }
 
-    async fn download(
+    async fn download_blob(
         &self,
         blob: &Descriptor,
         scratch: &Path,
@@ -170,7 +172,7 @@ impl ImageRegistry {
         let mut file = tempfile::tempfile_in(scratch).with_context(no_room)?;
         let (mut digest, mut done, mut tries) = (hasher()?, 0, 0);
         'tries: loop {
-            let mut stream = self.repository.blob(blob, done, &[]).await?;
+            let mut stream = self.repository.fetch_blob(blob, done, &[]).await?;
             if stream.offset() != done {
                 file.set_len(0)?;
                 file.rewind()?;
@@ -220,7 +222,7 @@ impl ImageRegistry {
     }
 }
 
-fn described(image: &NormalizedReference) -> String {
+fn describe_image(image: &NormalizedReference) -> String {
     let (tag, digest) = (image.tag(), image.digest());
     let tag = tag.map(|tag| format!(":{tag}")).unwrap_or_default();
     let digest = digest.map(|digest| format!("@{digest}")).unwrap_or_default();

@@ -3,8 +3,8 @@
 use prepull_delta::make::{Cause, Unshrunk};
 use serde::Serialize;
 
-use crate::amounts::bytes;
-use crate::screen::{Screen, tame};
+use crate::amounts::format_bytes;
+use crate::screen::{Screen, sanitize_line};
 use crate::table::with_text;
 
 /// Files in the table. `-o json` has more.
@@ -14,7 +14,7 @@ const MIN_ROW: u64 = 16 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Deltas {
+pub(super) struct DeltaReport {
     pub(super) old: String,
     pub(super) new: String,
     pub(super) platforms: Vec<PlatformReport>,
@@ -79,7 +79,7 @@ impl From<Unshrunk> for FileReport {
     }
 }
 
-pub(super) fn render(deltas: &Deltas, dry_run: bool, screen: Screen) -> String {
+pub(super) fn render(deltas: &DeltaReport, dry_run: bool, screen: Screen) -> String {
     let mut rows = vec![["PLATFORM", "DELTA", "INSTEAD OF", "LAYERS"].map(str::to_owned).to_vec()];
     for report in &deltas.platforms {
         let as_diffs = report.layers.iter().filter(|layer| layer.is_diff).count();
@@ -91,7 +91,12 @@ pub(super) fn render(deltas: &Deltas, dry_run: bool, screen: Screen) -> String {
             false if changed == 0 => layers.push_str("; nothing to push"),
             false => layers.push_str("; not pushed: it would save less than a tenth"),
         }
-        rows.push(vec![tame(&report.platform), bytes(report.bytes), bytes(report.whole), layers]);
+        rows.push(vec![
+            sanitize_line(&report.platform),
+            format_bytes(report.bytes),
+            format_bytes(report.whole),
+            layers,
+        ]);
     }
     let mut text = with_text(&rows, screen.width);
     let files = deltas.platforms.iter().flat_map(|report| {
@@ -105,8 +110,8 @@ pub(super) fn render(deltas: &Deltas, dry_run: bool, screen: Screen) -> String {
     }
     let mut rows = vec![["SENT", "OF", "PLATFORM", "FILE"].map(str::to_owned).to_vec()];
     for (platform, file) in files.iter().take(FILES) {
-        let name = format!("{} ({})", tame(&file.path), file.reason);
-        rows.push(vec![bytes(file.sent), bytes(file.size), tame(platform), name]);
+        let name = format!("{} ({})", sanitize_line(&file.path), file.reason);
+        rows.push(vec![format_bytes(file.sent), format_bytes(file.size), sanitize_line(platform), name]);
     }
     text.push_str("\nThe files that take most of it, roughly:\n");
     text.push_str(&with_text(&rows, screen.width));
@@ -146,8 +151,8 @@ mod tests {
         }
     }
 
-    fn deltas(report: PlatformReport) -> Deltas {
-        Deltas { old: "web:v1".to_owned(), new: "web:v2".to_owned(), platforms: vec![report] }
+    fn deltas(report: PlatformReport) -> DeltaReport {
+        DeltaReport { old: "web:v1".to_owned(), new: "web:v2".to_owned(), platforms: vec![report] }
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
-use prepull_api::edges::{Edge, EdgeList};
-use prepull_program::table::align;
+use prepull_api::edges::{EdgeList, ListedEdge};
+use prepull_program::table::align_columns;
 
-use crate::amounts::{bytes, duration, part_of, seconds_between};
-use crate::screen::{Screen, Tone, tame, wrap};
+use crate::amounts::{format_bytes, format_duration, part_of, seconds_between};
+use crate::screen::{Screen, Tone, sanitize_line, wrap};
 use crate::table::GAP;
 
 /// The columns, and which are left out first where there is no room: those with the greatest number.
@@ -65,10 +65,10 @@ impl Table {
             let mut rows = vec![row(&COLUMNS.map(|(title, _)| title.to_owned()))];
             rows.extend(self.rows.iter().map(|(_, cells)| row(cells)));
             let tones = std::iter::once(Tone::Bold).chain(self.rows.iter().map(|(tone, _)| *tone));
-            let table = align(&rows, GAP);
+            let table = align_columns(&rows, GAP);
             lines.extend(table.lines().zip(tones).map(|(line, tone)| match tone {
                 Tone::Good => line.to_owned(),
-                tone => screen.paint.with(tone, line),
+                tone => screen.paint.with_tone(tone, line),
             }));
             lines.push(String::new());
         }
@@ -102,7 +102,7 @@ impl Table {
         let noun = if *total == 1 { "edge" } else { "edges" };
         let mut text = format!("{connected} of {total} {noun} connected.");
         if self.has_unknown {
-            let since = duration(seconds_between(*known_since, self.now));
+            let since = format_duration(seconds_between(*known_since, self.now));
             // Writing to a String does not fail.
             let _ = write!(text, " Who was connected before is not known: the leader has led for {since}.");
         }
@@ -110,17 +110,17 @@ impl Table {
     }
 }
 
-fn tone(edge: &Edge, now: Timestamp) -> Tone {
+fn tone(edge: &ListedEdge, now: Timestamp) -> Tone {
     let is_expired = edge.certificate_until.as_ref().is_some_and(|until| until.0 <= now);
     match edge {
         _ if edge.revoked || is_expired => Tone::Bad,
-        Edge { connected: false, .. } => Tone::Wait,
+        ListedEdge { connected: false, .. } => Tone::Wait,
         _ => Tone::Good,
     }
 }
 
-fn cells(edge: &Edge, now: Timestamp) -> [String; COLUMNS.len()] {
-    let ago = |time: &Timestamp| duration(seconds_between(*time, now));
+fn cells(edge: &ListedEdge, now: Timestamp) -> [String; COLUMNS.len()] {
+    let ago = |time: &Timestamp| format_duration(seconds_between(*time, now));
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let connected = match (edge.connected, &edge.connected_since, &edge.last_seen) {
         (true, Some(since), _) => ago(&since.0),
@@ -131,7 +131,7 @@ fn cells(edge: &Edge, now: Timestamp) -> [String; COLUMNS.len()] {
     let certificate = match &edge.certificate_until {
         _ if edge.revoked => Some("revoked".to_owned()),
         Some(until) if until.0 <= now => Some(format!("ended {} ago", ago(&until.0))),
-        Some(until) => Some(duration(seconds_between(now, until.0))),
+        Some(until) => Some(format_duration(seconds_between(now, until.0))),
         None => None,
     };
     let tasks = edge.tasks.map(|tasks| match edge.max_tasks {
@@ -143,17 +143,15 @@ fn cells(edge: &Edge, now: Timestamp) -> [String; COLUMNS.len()] {
         edge.name.to_string(),
         connected,
         if edge.ready { "yes" } else { "no" }.to_owned(),
-        or_dash(edge.version.as_deref().map(tame)),
-        or_dash(edge.runtime.as_deref().map(tame)),
-        or_dash(edge.os.as_deref().map(tame)),
-        or_dash(edge.arch.as_deref().map(tame)),
-        or_dash(edge.site.as_deref().map(tame)),
-        or_dash(edge.disk.as_ref().map(|disk| bytes(disk.available))),
-        or_dash(
-            edge.disk
-                .as_ref()
-                .map(|disk| format!("{} {}", used(disk.available, disk.capacity), tame(&disk.mountpoint))),
-        ),
+        or_dash(edge.version.as_deref().map(sanitize_line)),
+        or_dash(edge.runtime.as_deref().map(sanitize_line)),
+        or_dash(edge.os.as_deref().map(sanitize_line)),
+        or_dash(edge.arch.as_deref().map(sanitize_line)),
+        or_dash(edge.site.as_deref().map(sanitize_line)),
+        or_dash(edge.disk.as_ref().map(|disk| format_bytes(disk.available))),
+        or_dash(edge.disk.as_ref().map(|disk| {
+            format!("{} {}", used(disk.available, disk.capacity), sanitize_line(&disk.mountpoint))
+        })),
         or_dash(tasks),
         or_dash(certificate),
     ]

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::unnecessary_wraps)] // as the fields have it
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::edges::{Edge, EdgeList};
+use prepull_api::edges::{EdgeList, ListedEdge};
 use prepull_api::wire::Filesystem;
 
 use super::table::Table;
@@ -15,8 +15,8 @@ fn at(seconds: i64) -> Option<Time> {
     Some(Time(NOW + SignedDuration::from_secs(seconds)))
 }
 
-fn edge(name: &str) -> Edge {
-    Edge {
+fn edge(name: &str) -> ListedEdge {
+    ListedEdge {
         name: name.into(),
         connected: true,
         connected_since: at(-11_100),
@@ -34,7 +34,7 @@ fn edge(name: &str) -> Edge {
         certificate_until: at(27 * 86_400),
         tasks: Some(1),
         max_tasks: Some(2),
-        ..Edge::default()
+        ..ListedEdge::default()
     }
 }
 
@@ -42,7 +42,7 @@ fn edge(name: &str) -> Edge {
 fn edges_cannot_forge_lines_or_move_cursors() {
     let hostile =
         |name: &str| Some(format!("{name}\u{1b}]52;c;eA==\u{7}\u{1b}[2K\r\nedge-9\u{202e}x\u{2028}"));
-    let edge = Edge {
+    let edge = ListedEdge {
         version: hostile("v"),
         runtime: hostile("r"),
         arch: hostile("a"),
@@ -66,10 +66,17 @@ fn edges_cannot_forge_lines_or_move_cursors() {
 }
 
 fn table() -> Table {
-    let away = Edge { connected: false, connected_since: None, last_seen: at(-300_000), ..edge("edge-2") };
-    let revoked =
-        Edge { connected: false, connected_since: None, last_seen: at(-60), revoked: true, ..edge("edge-3") };
-    let unknown = Edge { name: "edge-of-the-southern-branch".into(), ready: true, ..Edge::default() };
+    let away =
+        ListedEdge { connected: false, connected_since: None, last_seen: at(-300_000), ..edge("edge-2") };
+    let revoked = ListedEdge {
+        connected: false,
+        connected_since: None,
+        last_seen: at(-60),
+        revoked: true,
+        ..edge("edge-3")
+    };
+    let unknown =
+        ListedEdge { name: "edge-of-the-southern-branch".into(), ready: true, ..ListedEdge::default() };
     let mut table = Table::new(NOW);
     let page = |items| EdgeList {
         items,
@@ -141,7 +148,7 @@ fn unknown_names_and_verbs_are_errors() {
 
 #[test]
 fn edges_are_sorted_and_outdated_ones_kept() {
-    let of = |name: &str, version: &str, free: u64, seen: Option<i64>| Edge {
+    let of = |name: &str, version: &str, free: u64, seen: Option<i64>| ListedEdge {
         version: Some(version.to_owned()),
         disk: Some(Filesystem { mountpoint: "/".to_owned(), available: free, capacity: 9 }),
         connected: seen.is_none(),
@@ -159,7 +166,7 @@ fn edges_are_sorted_and_outdated_ones_kept() {
         let (next, site_label, version) = (None, None, leader.map(str::to_owned));
         let mut list =
             EdgeList { items: items.clone(), total, connected, next, known_since, site_label, version };
-        arrange(&mut list, outdated, order);
+        filter_and_sort(&mut list, outdated, order);
         list.items.iter().map(|edge| edge.name.to_string()).collect::<Vec<_>>().join(" ")
     };
     let names = |outdated, order| names_at(None, outdated, order);

@@ -1,10 +1,10 @@
 //! The tables of rates: sites, then nodes.
 
-use prepull_program::table::align;
+use prepull_program::table::align_columns;
 
 use super::{NodeRate, Rates, SiteRate};
-use crate::amounts::{bytes, duration};
-use crate::screen::{Screen, Tone, tame, wrap};
+use crate::amounts::{format_bytes, format_duration};
+use crate::screen::{Screen, Tone, sanitize_line, wrap};
 use crate::table::{GAP, with_text};
 
 /// Nodes that are listed without -o wide: a screen has about as many lines.
@@ -21,31 +21,33 @@ pub(super) fn render(rates: &Rates, screen: Screen, is_wide: bool) -> String {
     let listed = if is_wide { rates.nodes.len() } else { LISTED.min(rates.nodes.len()) };
     let mut nodes = vec![head(&["NODE", "SITE", "RATE", "JOB", "REPORTED"])];
     nodes.extend(rates.nodes.iter().take(listed).map(node_cells));
-    let mut lines =
-        vec![painted(&with_text(&sites, screen.width), screen), painted(&align(&nodes, GAP), screen)];
+    let mut lines = vec![
+        with_bold_head(&with_text(&sites, screen.width), screen),
+        with_bold_head(&align_columns(&nodes, GAP), screen),
+    ];
     if listed < rates.nodes.len() {
         lines.push(format!("{} more with -o wide\n", rates.nodes.len() - listed));
     }
     let note = format!(
         "No figure is older than {}. kubectl prepull set JOB rate=512Ki makes a job slower, kubectl prepull pause JOB stops its \
          downloads.",
-        duration(oldest)
+        format_duration(oldest)
     );
     lines.push(format!("{}\n", below(&note)));
     lines.join("\n")
 }
 
 /// The text with a bold head.
-fn painted(table: &str, screen: Screen) -> String {
+fn with_bold_head(table: &str, screen: Screen) -> String {
     let (head, rest) = table.split_once('\n').unwrap_or((table, ""));
-    format!("{}\n{rest}", screen.paint.with(Tone::Bold, head))
+    format!("{}\n{rest}", screen.paint.with_tone(Tone::Bold, head))
 }
 
 fn site_cells(row: &SiteRate) -> Vec<String> {
-    let jobs: Vec<_> = row.jobs.iter().map(|job| tame(job)).collect();
+    let jobs: Vec<_> = row.jobs.iter().map(|job| sanitize_line(job)).collect();
     vec![
-        row.site.as_deref().map_or_else(|| "-".to_owned(), tame),
-        format!("{}/s", bytes(row.uplink_bytes_per_second)),
+        row.site.as_deref().map_or_else(|| "-".to_owned(), sanitize_line),
+        format!("{}/s", format_bytes(row.uplink_bytes_per_second)),
         row.nodes.to_string(),
         jobs.join(", "),
     ]
@@ -54,10 +56,10 @@ fn site_cells(row: &SiteRate) -> Vec<String> {
 fn node_cells(row: &NodeRate) -> Vec<String> {
     let from = if row.shared { ", with neighbours" } else { "" };
     vec![
-        tame(row.node.as_str()),
-        row.site.as_deref().map_or_else(|| "-".to_owned(), tame),
-        format!("{}/s{from}", bytes(row.bytes_per_second)),
-        tame(&row.job),
-        format!("{} ago", duration(row.age_seconds)),
+        sanitize_line(row.node.as_str()),
+        row.site.as_deref().map_or_else(|| "-".to_owned(), sanitize_line),
+        format!("{}/s{from}", format_bytes(row.bytes_per_second)),
+        sanitize_line(&row.job),
+        format!("{} ago", format_duration(row.age_seconds)),
     ]
 }

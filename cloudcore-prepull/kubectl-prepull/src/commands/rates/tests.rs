@@ -2,7 +2,7 @@
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::edges::EdgeDownload;
-use prepull_api::edges::sites::Site;
+use prepull_api::edges::sites::SiteActivity;
 use prepull_api::task::JobUid;
 
 use super::*;
@@ -16,12 +16,12 @@ fn download(job: &str, bytes_per_second: u64, shared: bool) -> EdgeDownload {
     EdgeDownload { job: JobUid(job.to_owned()), bytes_per_second, shared, heard }
 }
 
-fn edge(name: &str, site: Option<&str>, downloads: Vec<EdgeDownload>) -> Edge {
+fn edge(name: &str, site: Option<&str>, downloads: Vec<EdgeDownload>) -> ListedEdge {
     let site = site.map(str::to_owned);
-    Edge { name: name.into(), connected: true, site, downloads, ..Edge::default() }
+    ListedEdge { name: name.into(), connected: true, site, downloads, ..ListedEdge::default() }
 }
 
-fn sites(items: Vec<Site>) -> SiteList {
+fn sites(items: Vec<SiteActivity>) -> SiteList {
     SiteList { items, known_since: Time(NOW), site_label: "zone".to_owned() }
 }
 
@@ -35,9 +35,13 @@ fn busy(site: Option<&str>) -> Rates {
         edge("edge-2", Some("store-17"), vec![download("u2", 1 << 20, false), download("u1", 2 << 20, true)]),
         edge("edge-3", None, vec![download("gone", 9 << 20, false)]),
     ];
-    let shop = Site { name: "store-17".to_owned(), uplink_bytes_per_second: 4 << 20, ..Site::default() };
-    let idle = Site { name: "store-18".to_owned(), ..Site::default() };
-    view(&edges, &sites(vec![shop, idle]), &jobs(), site, NOW)
+    let shop = SiteActivity {
+        name: "store-17".to_owned(),
+        uplink_bytes_per_second: 4 << 20,
+        ..SiteActivity::default()
+    };
+    let idle = SiteActivity { name: "store-18".to_owned(), ..SiteActivity::default() };
+    summarize_rates(&edges, &sites(vec![shop, idle]), &jobs(), site, NOW)
 }
 
 #[test]
@@ -61,7 +65,7 @@ fn rates_are_tables_by_width() {
         let text = render(&busy(None), Screen::plain(width), false);
         assert_snapshot(&format!("commands/rates/tests/rates-{width}.txt"), &text);
     }
-    let idle = view(&[], &sites(Vec::new()), &jobs(), None, NOW);
+    let idle = summarize_rates(&[], &sites(Vec::new()), &jobs(), None, NOW);
     assert!(render(&idle, Screen::plain(80), false).starts_with("Nothing is downloaded now"));
 }
 
@@ -69,7 +73,7 @@ fn rates_are_tables_by_width() {
 fn many_nodes_need_the_wide_table() {
     let edges: Vec<_> =
         (0..40).map(|n| edge(&format!("edge-{n}"), None, vec![download("u1", 1 << 20, false)])).collect();
-    let rates = view(&edges, &sites(Vec::new()), &jobs(), None, NOW);
+    let rates = summarize_rates(&edges, &sites(Vec::new()), &jobs(), None, NOW);
     let text = render(&rates, Screen::plain(80), false);
     assert!(text.contains("25 more with -o wide") && !text.contains("edge-39"), "{text}");
     assert!(render(&rates, Screen::plain(80), true).contains("edge-39"));
@@ -79,6 +83,7 @@ fn many_nodes_need_the_wide_table() {
 fn an_edge_forges_no_line_of_rates() {
     let hostile = "a\u{1b}[2K\r\nedge-9\u{202e}x\u{2028}";
     let edges = [edge(hostile, Some(hostile), vec![download("u1", 1, false)])];
-    let text = render(&view(&edges, &sites(Vec::new()), &jobs(), None, NOW), Screen::plain(200), true);
+    let text =
+        render(&summarize_rates(&edges, &sites(Vec::new()), &jobs(), None, NOW), Screen::plain(200), true);
     assert!(!text.contains(|c: char| c != '\n' && prepull_api::text::is_display_control(c)), "{text:?}");
 }

@@ -62,7 +62,7 @@ fn senseless_settings_are_refused() {
     assert!("rate".parse::<Setting>().unwrap_err().contains("rate=2Mi"));
     let fast =
         merged(&job(JobPhase::InProgress), &patch(&settings("rate=fast"), "shop", 0).unwrap()).unwrap();
-    assert!(check(&fast).unwrap_err().to_string().starts_with("spec.download.maxRate: "));
+    assert!(check_job(&fast).unwrap_err().to_string().starts_with("spec.download.maxRate: "));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::edges::sites::{Site, SiteDownload, SiteList};
+use prepull_api::edges::sites::{SiteActivity, SiteDownload, SiteList};
 
 use super::table::render;
 use super::*;
@@ -14,11 +14,11 @@ fn ago(seconds: i64) -> Time {
     Time(NOW - SignedDuration::from_secs(seconds))
 }
 
-fn list(items: Vec<Site>) -> SiteList {
+fn list(items: Vec<SiteActivity>) -> SiteList {
     SiteList { items, known_since: ago(11_100), site_label: "topology.kubernetes.io/zone".to_owned() }
 }
 
-fn site(name: &str) -> Site {
+fn site(name: &str) -> SiteActivity {
     let download = |node: &str, rate, alone: Option<&str>| SiteDownload {
         node: node.into(),
         digest: format!("sha256:{}", "0123456789abcdef".repeat(4)),
@@ -28,7 +28,7 @@ fn site(name: &str) -> Site {
         bytes_per_second: rate,
         alone: alone.map(str::to_owned),
     };
-    Site {
+    SiteActivity {
         name: name.to_owned(),
         nodes: 20,
         layers: 7,
@@ -49,7 +49,8 @@ fn site(name: &str) -> Site {
 
 #[test]
 fn sites_are_a_table_by_width() {
-    let sites = list(vec![site("store-17"), Site { name: "north".to_owned(), ..Site::default() }]);
+    let sites =
+        list(vec![site("store-17"), SiteActivity { name: "north".to_owned(), ..SiteActivity::default() }]);
     for width in [80, 160] {
         let text = render(&sites, false, Screen::plain(width), false, NOW);
         assert_snapshot(&format!("commands/sites/tests/sites-{width}.txt"), &text);

@@ -9,10 +9,10 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodeStatus};
-use prepull_api::edges::Edge;
+use prepull_api::edges::ListedEdge;
 
 use crate::cluster::Cluster;
-use crate::edges::one;
+use crate::edges::read_edge;
 use crate::kruise::OfNode;
 use crate::leader::{self, Leaderless};
 use crate::name::JobName;
@@ -25,16 +25,16 @@ const JOBS_OF_A_PAGE: u32 = 20;
 const LATEST: usize = 3;
 
 /// What was read, or why it could not be.
-pub(super) type Read<T> = Result<T, String>;
+pub(super) type ReadResult<T> = Result<T, String>;
 
-pub(super) struct Facts {
+pub(super) struct NodeFacts {
     pub(super) name: String,
-    pub(super) node: Read<Option<Node>>,
-    pub(super) edge: Read<Option<Edge>>,
+    pub(super) node: ReadResult<Option<Node>>,
+    pub(super) edge: ReadResult<Option<ListedEdge>>,
     pub(super) known_since: Option<Timestamp>,
     pub(super) gone: Option<Leaderless>,
     /// The job that was named, or the jobs that run and the last one that is over.
-    pub(super) jobs: Read<Vec<OfJob>>,
+    pub(super) jobs: ReadResult<Vec<OfJob>>,
     /// The job of OpenKruise that was named, or the jobs of the list.
     pub(super) pull_jobs: Vec<OfNode>,
     pub(super) is_job_named: bool,
@@ -47,14 +47,16 @@ pub(super) struct OfJob {
 }
 
 /// Reads all that is known. Only a job that is named and cannot be read is an error.
-pub(super) async fn read(cluster: &Cluster, name: &str, job: Option<&JobName>) -> anyhow::Result<Facts> {
-    let said = |error: anyhow::Error| problem::text(&problem::explain(error, cluster.place()));
+pub(super) async fn read(cluster: &Cluster, name: &str, job: Option<&JobName>) -> anyhow::Result<NodeFacts> {
+    let said = |error: anyhow::Error| problem::error_text(&problem::explain(error, cluster.place()));
     let node = async { Api::<Node>::all(cluster.client()).get_opt(name).await };
-    let gone = leader::look(cluster);
-    let (node, edge, gone) = futures::join!(node, one(cluster, name), gone);
+    let gone = leader::check_leader(cluster);
+    let (node, edge, gone) = futures::join!(node, read_edge(cluster, name), gone);
     // Without a cluster, or with refused credentials, fail at once.
     let node = match node.map_err(anyhow::Error::from) {
-        Err(error) if problem::answer(&error).is_none_or(|answer| answer.code == 401) => return Err(error),
+        Err(error) if problem::server_answer(&error).is_none_or(|answer| answer.code == 401) => {
+            return Err(error);
+        }
         node => node.map_err(said),
     };
     let known_since = edge.as_ref().ok().map(|(_, since)| *since);
@@ -69,7 +71,7 @@ pub(super) async fn read(cluster: &Cluster, name: &str, job: Option<&JobName>) -
         None => of_jobs(cluster, name).await.map_err(said),
     };
     let (name, is_job_named) = (name.to_owned(), job.is_some());
-    Ok(Facts { name, node, edge, known_since, gone, jobs, pull_jobs, is_job_named })
+    Ok(NodeFacts { name, node, edge, known_since, gone, jobs, pull_jobs, is_job_named })
 }
 
 /// The jobs that run, and the last one of the others that has a record of the node.

@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use prepull_api::crd::EDGE_LABEL;
-use prepull_api::edges::Edge;
+use prepull_api::edges::ListedEdge;
 use serde::Serialize;
 
-use super::facts::{Facts, Read};
-use crate::amounts::{bytes, duration, seconds_between};
+use super::facts::{NodeFacts, ReadResult};
+use crate::amounts::{format_bytes, format_duration, seconds_between};
 use crate::checklist::{Mark, Point};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -32,7 +32,7 @@ impl Why {
     }
 }
 
-pub(super) fn judge(facts: &Facts, now: Timestamp) -> Why {
+pub(super) fn judge_facts(facts: &NodeFacts, now: Timestamp) -> Why {
     let name = &facts.name;
     let mut points = Vec::new();
     let check = "kubectl prepull check looks for the reason";
@@ -68,7 +68,7 @@ fn next_step(points: &[Point], name: &str) -> String {
         .unwrap_or_else(|| format!("nothing is in its way: kubectl prepull run IMAGE --node {name}"))
 }
 
-fn of_node(name: &str, node: &Read<Option<Node>>, now: Timestamp) -> Vec<Point> {
+fn of_node(name: &str, node: &ReadResult<Option<Node>>, now: Timestamp) -> Vec<Point> {
     let node = match node {
         Err(error) => return vec![Point::open(format!("its Node cannot be read: {error}"))],
         Ok(None) => {
@@ -90,8 +90,9 @@ fn of_node(name: &str, node: &Read<Option<Node>>, now: Timestamp) -> Vec<Point> 
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
     let since = ready.and_then(|ready| ready.last_transition_time.as_ref());
-    let since =
-        since.map(|time| format!(" for {}", duration(seconds_between(time.0, now)))).unwrap_or_default();
+    let since = since
+        .map(|time| format!(" for {}", format_duration(seconds_between(time.0, now))))
+        .unwrap_or_default();
     points.push(if ready.is_some_and(|ready| ready.status == "True") {
         Point::good(format!("it is Ready{since}"))
     } else {
@@ -108,7 +109,7 @@ fn of_node(name: &str, node: &Read<Option<Node>>, now: Timestamp) -> Vec<Point> 
 
 fn of_edge(
     name: &str,
-    edge: &Read<Option<Edge>>,
+    edge: &ReadResult<Option<ListedEdge>>,
     known_since: Option<Timestamp>,
     now: Timestamp,
 ) -> Vec<Point> {
@@ -116,11 +117,12 @@ fn of_edge(
         Err(error) => {
             let remedy = "without the list of the edges it is not known whether its agent is connected: see to that first \
                           (kubectl prepull check)";
-            return vec![Point::open(format!("its edge is not known: {error}")).or(remedy)];
+            return vec![Point::open(format!("its edge is not known: {error}")).with_remedy(remedy)];
         }
         Ok(edge) => edge.clone().unwrap_or_default(),
     };
-    let mut points = vec![certificate(name, &edge, now), connection(name, &edge, known_since, now)];
+    let mut points =
+        vec![certificate_point(name, &edge, now), connection_point(name, &edge, known_since, now)];
     if !edge.connected {
         return points;
     }
@@ -128,15 +130,19 @@ fn of_edge(
         Some(runtime) => points.push(Point::good(format!("its runtime is {runtime}"))),
         None => points.push(
             Point::open("its agent does not report the container runtime: that does not answer, or the agent is of an older version")
-                .or(format!("on {name}: journalctl -u edgecore-prepull")),
+                .with_remedy(format!("on {name}: journalctl -u edgecore-prepull")),
         ),
     }
     if let Some(disk) = &edge.disk {
-        let text =
-            format!("{} of {} are free at {}", bytes(disk.available), bytes(disk.capacity), disk.mountpoint);
+        let text = format!(
+            "{} of {} are free at {}",
+            format_bytes(disk.available),
+            format_bytes(disk.capacity),
+            disk.mountpoint
+        );
         // The default threshold of the kubelet and of the agent.
         points.push(if disk.available < disk.capacity / 100 * 15 {
-            Point::open(format!("only {text}: jobs may find no room")).or(format!(
+            Point::open(format!("only {text}: jobs may find no room")).with_remedy(format!(
                 "make room on {name}, or give it a larger disk; --disk-min-free is what the agent keeps free"
             ))
         } else {
@@ -156,7 +162,7 @@ fn of_edge(
     points
 }
 
-fn certificate(name: &str, edge: &Edge, now: Timestamp) -> Point {
+fn certificate_point(name: &str, edge: &ListedEdge, now: Timestamp) -> Point {
     let token = format!("kubectl prepull tokens create --node {name} --install-line --server CLOUDCORE");
     let Some(until) = edge.certificate_until.as_ref().map(|until| until.0) else {
         // A connected one has a certificate; its record comes from a version that kept none.
@@ -177,7 +183,7 @@ fn certificate(name: &str, edge: &Edge, now: Timestamp) -> Point {
         )
     } else if until <= now {
         Point::bad(
-            format!("its certificate ended {} ago, on {day}", duration(seconds_between(until, now))),
+            format!("its certificate ended {} ago, on {day}", format_duration(seconds_between(until, now))),
             format!(
                 "start its agent, which renews it within --renew-grace of the cloud; after that: {token}"
             ),
@@ -185,13 +191,13 @@ fn certificate(name: &str, edge: &Edge, now: Timestamp) -> Point {
     } else {
         Point::good(format!(
             "its certificate is good for {}, until {day}",
-            duration(seconds_between(now, until))
+            format_duration(seconds_between(now, until))
         ))
     }
 }
 
-fn connection(name: &str, edge: &Edge, known_since: Option<Timestamp>, now: Timestamp) -> Point {
-    let ago = |time: Timestamp| duration(seconds_between(time, now));
+fn connection_point(name: &str, edge: &ListedEdge, known_since: Option<Timestamp>, now: Timestamp) -> Point {
+    let ago = |time: Timestamp| format_duration(seconds_between(time, now));
     if edge.connected {
         let since =
             edge.connected_since.as_ref().map(|since| format!(" for {}", ago(since.0))).unwrap_or_default();

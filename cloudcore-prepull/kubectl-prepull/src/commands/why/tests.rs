@@ -3,20 +3,20 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::job::ImagePrePullJob;
-use prepull_api::crd::status::{ImageStatus, NodePhase, NodeStatus, Tristate};
-use prepull_api::edges::Edge;
+use prepull_api::crd::status::{JobImageStatus, NodePhase, NodeStatus, Tristate};
+use prepull_api::edges::ListedEdge;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageFacts, KubeletRecord};
 use prepull_api::wire::Filesystem;
 use serde_json::json;
 
-use super::facts::{Facts, OfJob};
-use super::judge::judge;
+use super::facts::{NodeFacts, OfJob};
+use super::judge::judge_facts;
 use super::*;
 use crate::checklist::Mark;
 use crate::kruise::OfNode;
 use crate::leader::Leaderless;
-use crate::progress::view::View;
+use crate::progress::view::JobView;
 use crate::snapshot::assert_snapshot;
 
 const NOW: Timestamp = Timestamp::constant(1_795_000_000, 0);
@@ -33,8 +33,8 @@ fn node(labels: serde_json::Value, ready: &str) -> Node {
     .unwrap()
 }
 
-fn edge() -> Edge {
-    Edge {
+fn edge() -> ListedEdge {
+    ListedEdge {
         name: "edge-7".into(),
         connected: true,
         connected_since: Some(at(-11_100)),
@@ -44,13 +44,13 @@ fn edge() -> Edge {
         certificate_until: Some(at(27 * 86_400)),
         tasks: Some(0),
         max_tasks: Some(1),
-        ..Edge::default()
+        ..ListedEdge::default()
     }
 }
 
 /// A node with which all is well, and no job.
-fn well() -> Facts {
-    Facts {
+fn well() -> NodeFacts {
+    NodeFacts {
         name: "edge-7".to_owned(),
         node: Ok(Some(node(json!({"node-role.kubernetes.io/edge": "", "site": "a"}), "True"))),
         edge: Ok(Some(edge())),
@@ -73,11 +73,11 @@ fn running(template: serde_json::Value, skipped: serde_json::Value) -> ImagePreP
     job(template, json!({"phase": "InProgress", "startTime": at(-60), "skippedNodes": skipped}))
 }
 
-fn with(job: ImagePrePullJob, record: Option<NodeStatus>) -> Facts {
-    Facts { jobs: Ok(vec![OfJob { job, record }]), is_job_named: true, ..well() }
+fn with(job: ImagePrePullJob, record: Option<NodeStatus>) -> NodeFacts {
+    NodeFacts { jobs: Ok(vec![OfJob { job, record }]), is_job_named: true, ..well() }
 }
 
-fn failed() -> Facts {
+fn failed() -> NodeFacts {
     let record = NodeStatus {
         node_name: "edge-7".to_owned(),
         phase: NodePhase::Failure,
@@ -90,35 +90,36 @@ fn failed() -> Facts {
     let mut facts = with(over, Some(record));
     let disk =
         Filesystem { mountpoint: "/var/lib/containerd".to_owned(), available: 1 << 30, capacity: 30 << 30 };
-    facts.edge = Ok(Some(Edge { disk: Some(disk), ..edge() }));
+    facts.edge = Ok(Some(ListedEdge { disk: Some(disk), ..edge() }));
     facts
 }
 
 #[test]
 fn a_failed_nodes_points_end_with_next_step() {
     for width in [80, 160] {
-        let text = render(&judge(&failed(), NOW), Screen::plain(width));
+        let text = render(&judge_facts(&failed(), NOW), Screen::plain(width));
         assert_snapshot(&format!("commands/why/tests/failed-{width}.txt"), &text);
     }
 }
 
 #[test]
 fn distinguishes_unknown_nodes_from_absent_ones() {
-    let unknown = Facts { node: Ok(None), edge: Ok(None), ..well() };
-    let away = Edge { connected: false, connected_since: None, last_seen: Some(at(-3_000)), ..edge() };
-    let away = Facts { edge: Ok(Some(away)), ..well() };
-    let refused = Facts { edge: Err("user jane lacks a right: to get services/proxy".to_owned()), ..well() };
-    let texts = [unknown, away, refused].map(|facts| render(&judge(&facts, NOW), Screen::plain(80)));
+    let unknown = NodeFacts { node: Ok(None), edge: Ok(None), ..well() };
+    let away = ListedEdge { connected: false, connected_since: None, last_seen: Some(at(-3_000)), ..edge() };
+    let away = NodeFacts { edge: Ok(Some(away)), ..well() };
+    let refused =
+        NodeFacts { edge: Err("user jane lacks a right: to get services/proxy".to_owned()), ..well() };
+    let texts = [unknown, away, refused].map(|facts| render(&judge_facts(&facts, NOW), Screen::plain(80)));
     assert_snapshot("commands/why/tests/away-80.txt", &texts.join("\n"));
 }
 
 #[test]
 fn a_node_without_any_facts_is_not_clear() {
     let refused = "user jane lacks a right".to_owned();
-    let nothing = Facts { node: Err(refused.clone()), edge: Err(refused.clone()), ..well() };
-    assert!(judge(&nothing, NOW).is_clear(), "its jobs are known");
-    let nothing = Facts { jobs: Err(refused), ..nothing };
-    let why = judge(&nothing, NOW);
+    let nothing = NodeFacts { node: Err(refused.clone()), edge: Err(refused.clone()), ..well() };
+    assert!(judge_facts(&nothing, NOW).is_clear(), "its jobs are known");
+    let nothing = NodeFacts { jobs: Err(refused), ..nothing };
+    let why = judge_facts(&nothing, NOW);
     assert!(why.points.iter().all(|point| point.mark == Mark::Open), "{:?}", why.points);
     assert!(!why.is_clear());
 }
@@ -126,7 +127,7 @@ fn a_node_without_any_facts_is_not_clear() {
 #[test]
 fn a_missing_leader_is_the_first_obstacle() {
     let gone = Leaderless { since: NOW, holder: None };
-    let why = judge(&Facts { gone: Some(gone), ..failed() }, NOW);
+    let why = judge_facts(&NodeFacts { gone: Some(gone), ..failed() }, NOW);
     assert!(why.points[0].text.contains("has given its Lease back"), "{:?}", why.points[0]);
     assert_eq!(why.next, "kubectl prepull check looks for the reason");
     assert!(!why.is_clear());
@@ -134,17 +135,18 @@ fn a_missing_leader_is_the_first_obstacle() {
 
 #[test]
 fn the_next_step_removes_the_first_obstacle() {
-    let next = |facts: &Facts| judge(facts, NOW).next;
+    let next = |facts: &NodeFacts| judge_facts(facts, NOW).next;
     assert_eq!(next(&well()), "nothing is in its way: kubectl prepull run IMAGE --node edge-7");
-    let unlabelled = Facts { node: Ok(Some(node(json!({}), "True"))), ..well() };
+    let unlabelled = NodeFacts { node: Ok(Some(node(json!({}), "True"))), ..well() };
     assert_eq!(next(&unlabelled), "kubectl label node edge-7 node-role.kubernetes.io/edge=");
     let unready =
-        Facts { node: Ok(Some(node(json!({"node-role.kubernetes.io/edge": ""}), "False"))), ..well() };
+        NodeFacts { node: Ok(Some(node(json!({"node-role.kubernetes.io/edge": ""}), "False"))), ..well() };
     assert!(next(&unready).contains("kubectl describe node edge-7"));
-    let revoked = Facts { edge: Ok(Some(Edge { revoked: true, connected: false, ..edge() })), ..failed() };
+    let revoked =
+        NodeFacts { edge: Ok(Some(ListedEdge { revoked: true, connected: false, ..edge() })), ..failed() };
     assert!(next(&revoked).contains("kubectl prepull node allow edge-7"), "{}", next(&revoked));
-    let expired = Facts {
-        edge: Ok(Some(Edge { certificate_until: Some(at(-5)), connected: false, ..edge() })),
+    let expired = NodeFacts {
+        edge: Ok(Some(ListedEdge { certificate_until: Some(at(-5)), connected: false, ..edge() })),
         ..well()
     };
     assert!(next(&expired).contains("--renew-grace"));
@@ -166,7 +168,7 @@ fn the_next_step_removes_the_first_obstacle() {
 
 #[test]
 fn a_job_without_the_node_gives_reasons() {
-    let last = |facts: &Facts| judge(facts, NOW).points.pop().unwrap();
+    let last = |facts: &NodeFacts| judge_facts(facts, NOW).points.pop().unwrap();
     let is_bad = |job, words: [&str; 2]| {
         let point = last(&with(job, None));
         let remedy = point.remedy.unwrap();
@@ -195,16 +197,16 @@ fn a_job_without_the_node_gives_reasons() {
         refused.text
     );
     // The command line doesn't name this job.
-    let other = Facts { is_job_named: false, ..with(running(by_label("b"), json!([])), None) };
+    let other = NodeFacts { is_job_named: false, ..with(running(by_label("b"), json!([])), None) };
     assert_eq!(last(&other).text, "no job runs that has selected it");
 }
 
 #[test]
 fn kruise_jobs_are_points_with_next_steps() {
     let of = |record: Option<NodeStatus>, has_node_image, is_over| {
-        let view = View { job: "imagepulljob/web -n shop".to_owned(), is_over, ..View::default() };
+        let view = JobView { job: "imagepulljob/web -n shop".to_owned(), is_over, ..JobView::default() };
         let pull_jobs = vec![OfNode { job: view, record, has_node_image }];
-        let why = judge(&Facts { pull_jobs, is_job_named: true, ..well() }, at(0).0);
+        let why = judge_facts(&NodeFacts { pull_jobs, is_job_named: true, ..well() }, at(0).0);
         (why.points.last().unwrap().text.clone(), why.next)
     };
     let record =
@@ -230,7 +232,7 @@ fn kruise_jobs_are_points_with_next_steps() {
 
 #[test]
 fn kubelet_records_are_open_points() {
-    let image = |name: &str, kubelet_record| ImageStatus {
+    let image = |name: &str, kubelet_record| JobImageStatus {
         image: name.to_owned(),
         status: Tristate::True,
         facts: ImageFacts {
@@ -238,9 +240,9 @@ fn kubelet_records_are_open_points() {
             kubelet_record_reason: format!("why {name}"),
             ..ImageFacts::default()
         },
-        ..ImageStatus::default()
+        ..JobImageStatus::default()
     };
-    let of = |images: Vec<ImageStatus>| {
+    let of = |images: Vec<JobImageStatus>| {
         let checked = serde_json::from_value(json!({"checkedTime": at(-60)})).unwrap();
         let record = NodeStatus {
             phase: NodePhase::Successful,
@@ -250,7 +252,7 @@ fn kubelet_records_are_open_points() {
         };
         let over =
             job(json!({"nodeNames": ["edge-7"]}), json!({"phase": "Completed", "startTime": at(-600)}));
-        judge(&with(over, Some(record)), NOW)
+        judge_facts(&with(over, Some(record)), NOW)
     };
     let other = Some(KubeletRecord::OtherRepository);
     let why = of(vec![image("a", None), image("b", other), image("c", other), image("d", other)]);
@@ -262,7 +264,7 @@ fn kubelet_records_are_open_points() {
     let why = of(vec![image("a", Some(KubeletRecord::SomeCredentials))]);
     assert_eq!(why.points.last().unwrap().mark, Mark::Open);
     assert!(why.next.starts_with("nothing is in its way"), "{}", why.next);
-    let missing = ImageStatus { status: Tristate::False, ..image("a", other) };
+    let missing = JobImageStatus { status: Tristate::False, ..image("a", other) };
     assert_eq!(of(vec![missing]).points.last().unwrap().mark, Mark::Good);
 }
 
@@ -275,7 +277,7 @@ fn successes_are_shown_with_their_time() {
             "nodeName": "edge-7", "phase": "Successful", "recheck": recheck,
             "actionFlow": [{"action": "Pull", "status": "True", "time": at(-12 * 86_400)}],
         });
-        let why = judge(&with(over(), Some(serde_json::from_value(record).unwrap())), NOW);
+        let why = judge_facts(&with(over(), Some(serde_json::from_value(record).unwrap())), NOW);
         (why.points.last().unwrap().text.clone(), why.next)
     };
     let verify = "kubectl prepull verify web asks the nodes whether their images are still there";

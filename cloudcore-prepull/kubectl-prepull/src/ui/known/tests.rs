@@ -22,13 +22,13 @@ fn report(name: &str, uid: &str, nodes: &[(&str, &str)]) -> ImagePrePullReport {
     .unwrap()
 }
 
-fn refreshed(known: &mut Known) -> u64 {
-    known.refresh(Timestamp::UNIX_EPOCH, Duration::from_secs(1))
+fn refreshed(known: &mut PageState) -> u64 {
+    known.refresh_rows(Timestamp::UNIX_EPOCH, Duration::from_secs(1))
 }
 
 #[test]
 fn reports_join_jobs_by_uid() {
-    let mut known = Known::default();
+    let mut known = PageState::default();
     known.take_report(Event::Apply(report("web-0", "1", &[("edge-1", "InProgress")])));
     assert!(known.nodes("web").is_empty());
     known.take_job(Event::Apply(job("web", "1")));
@@ -44,7 +44,7 @@ fn reports_join_jobs_by_uid() {
 
 #[test]
 fn a_lists_bytes_are_no_download() {
-    let mut known = Known::default();
+    let mut known = PageState::default();
     let part = |name: &str, done: u64| {
         let image =
             json!({ "image": "a:1", "status": "Unknown", "bytes": { "done": done, "total": 1_000_000 } });
@@ -53,8 +53,8 @@ fn a_lists_bytes_are_no_download() {
         let report = json!({ "metadata": { "name": name, "labels": labels }, "nodeStatus": nodes });
         serde_json::from_value::<ImagePrePullReport>(report).unwrap()
     };
-    let rate = |known: &mut Known, second: u64| {
-        known.refresh(Timestamp::UNIX_EPOCH, Duration::from_secs(second));
+    let rate = |known: &mut PageState, second: u64| {
+        known.refresh_rows(Timestamp::UNIX_EPOCH, Duration::from_secs(second));
         let row: serde_json::Value = serde_json::from_str(&known.jobs()["web"].json).unwrap();
         row["bytesPerSecond"].clone()
     };
@@ -74,7 +74,7 @@ fn a_lists_bytes_are_no_download() {
 
 #[test]
 fn unchanged_rows_are_not_resent() {
-    let mut known = Known::default();
+    let mut known = PageState::default();
     known.take_job(Event::Apply(job("web", "1")));
     known.take_report(Event::Apply(report("r", "1", &[("edge-1", "Pending"), ("edge-2", "Pending")])));
     let first = refreshed(&mut known);
@@ -89,7 +89,7 @@ fn unchanged_rows_are_not_resent() {
 
 #[test]
 fn kruise_jobs_are_rows_with_namespace() {
-    let mut known = Known::default();
+    let mut known = PageState::default();
     let of = |namespace: &str, succeeded: i32| -> ImagePullJob {
         serde_json::from_value(json!({
             "metadata": { "name": "web", "namespace": namespace },
@@ -116,7 +116,7 @@ fn kruise_jobs_are_rows_with_namespace() {
 
 #[test]
 fn a_list_replaces_what_was_known() {
-    let mut known = Known::default();
+    let mut known = PageState::default();
     for name in ["old", "kept"] {
         known.take_job(Event::Apply(job(name, name)));
         known.take_report(Event::Apply(report(name, name, &[("edge-1", "Pending")])));
@@ -137,7 +137,7 @@ fn a_list_replaces_what_was_known() {
 
 #[test]
 fn an_edge_leads_to_its_jobs() {
-    let mut known = Known::default();
+    let mut known = PageState::default();
     for name in ["api", "web"] {
         known.take_job(Event::Apply(job(name, name)));
     }
@@ -154,11 +154,11 @@ fn an_edge_leads_to_its_jobs() {
 
 #[test]
 fn news_of_the_connection_reaches_pages() {
-    let mut known = Known::default();
+    let mut known = PageState::default();
     let first = refreshed(&mut known);
-    known.hear(|hearing| hearing.lose("jobs", "refused".to_owned(), Timestamp::UNIX_EPOCH));
+    known.update_hearing(|hearing| hearing.note_loss("jobs", "refused".to_owned(), Timestamp::UNIX_EPOCH));
     let lost = refreshed(&mut known);
     assert!(lost > first);
-    known.hear(|hearing| hearing.hear("reports"));
+    known.update_hearing(|hearing| hearing.note_heard("reports"));
     assert_eq!(refreshed(&mut known), lost, "that was heard before");
 }

@@ -20,7 +20,7 @@ fn routes() -> Routes {
         identity: ServerIdentity::new(Authority::generate(SystemTime::now()).unwrap().0, &[]).unwrap(),
         tokens: Tokens::in_memory(),
         roster: Roster::in_memory(),
-        settings: Settings::default(),
+        settings: EnrollSettings::default(),
         refusal_log: LogRate::default(),
         node_log: NodeLogRate::default(),
         issue_rate: IssueRate::default(),
@@ -35,7 +35,7 @@ async fn post(
     routes: &Routes,
     path: &str,
     body: impl Into<Bytes>,
-    peer: &Result<Peer, PeerError>,
+    peer: &Result<PeerIdentity, PeerError>,
 ) -> (u16, String) {
     let request = Request::builder().method("POST").uri(path).body(Full::new(body.into())).unwrap();
     let response = match read_body(request).await {
@@ -56,7 +56,7 @@ async fn enroll(routes: &Routes, node: &str, token: &JoinToken, key: &KeyPair) -
 fn issued_to(body: &str) -> String {
     let issued: IssuedCertificate = serde_json::from_str(body).unwrap();
     let chain = [CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap()];
-    Peer::from_chain(Some(&chain), SystemTime::now()).unwrap().node.to_string()
+    PeerIdentity::from_chain(Some(&chain), SystemTime::now()).unwrap().node.to_string()
 }
 
 #[tokio::test]
@@ -115,12 +115,12 @@ async fn wrong_tokens_dont_block_a_valid_one() {
     assert_eq!(enroll(&routes, "edge-1", &token, &key).await.0, 200);
 }
 
-fn peer(node: &str, key: u8) -> Peer {
+fn peer(node: &str, key: u8) -> PeerIdentity {
     let (key, form) = (KeyHash::new([key; 32]), SubjectForm::Own);
-    Peer { node: node.into(), form, key, not_after: SystemTime::now() + HOUR }
+    PeerIdentity { node: node.into(), form, key, not_after: SystemTime::now() + HOUR }
 }
 
-async fn renew(routes: &Routes, peer: Peer, key: &KeyPair) -> (u16, String) {
+async fn renew(routes: &Routes, peer: PeerIdentity, key: &KeyPair) -> (u16, String) {
     let body = serde_json::to_vec(&RenewRequest { csr: csr(key), organisation: None }).unwrap();
     post(routes, RENEW_PATH, body, &Ok(peer)).await
 }
@@ -128,7 +128,7 @@ async fn renew(routes: &Routes, peer: Peer, key: &KeyPair) -> (u16, String) {
 fn key_of(body: &str) -> KeyHash {
     let issued: IssuedCertificate = serde_json::from_str(body).unwrap();
     let chain = [CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap()];
-    Peer::from_chain(Some(&chain), SystemTime::now()).unwrap().key
+    PeerIdentity::from_chain(Some(&chain), SystemTime::now()).unwrap().key
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn a_renewal_repeats_until_its_key_is_used() {
         assert_eq!(status, 200, "{body}");
     }
     let (_, body) = renew(&routes, peer("edge-1", 1), &second).await;
-    let renewed = Peer { key: key_of(&body), ..peer("edge-1", 0) };
+    let renewed = PeerIdentity { key: key_of(&body), ..peer("edge-1", 0) };
     routes.roster.admit(&renewed, CA).unwrap();
     let third = KeyPair::generate().unwrap();
     assert_eq!(renew(&routes, renewed, &third).await.0, 200);
@@ -167,7 +167,7 @@ async fn too_many_renewals_get_a_retry_time() {
 async fn a_thief_with_an_old_key_uses_up_nothing() {
     let (routes, second) = (routes(), KeyPair::generate().unwrap());
     let (_, body) = renew(&routes, peer("edge-1", 1), &second).await;
-    let renewed = Peer { key: key_of(&body), ..peer("edge-1", 0) };
+    let renewed = PeerIdentity { key: key_of(&body), ..peer("edge-1", 0) };
     routes.roster.admit(&renewed, CA).unwrap();
     for _ in 0..30 {
         assert_eq!(renew(&routes, peer("edge-1", 1), &KeyPair::generate().unwrap()).await.0, 403);
@@ -218,7 +218,7 @@ async fn joins_and_renewals_need_a_node() {
         assert_eq!((got, body.contains(reason)), (status, true), "{body}");
     }
     let newer = KeyPair::generate().unwrap();
-    let holder = Peer {
+    let holder = PeerIdentity {
         key: KeyHash::of_der(&rcgen::PublicKeyData::subject_public_key_info(&key)),
         ..peer("edge-1", 0)
     };
@@ -255,17 +255,18 @@ async fn the_ca_is_served_without_a_client_certificate() {
 async fn the_old_subject_is_issued_only_while_accepted() {
     let (mut routes, key) = (routes(), KeyPair::generate().unwrap());
     let new = Ok(peer("edge-1", 1));
-    let old = Ok(Peer { form: SubjectForm::Kubelet, ..peer("edge-1", 1) });
-    let renew = async |routes: &Routes, peer: &Result<Peer, PeerError>, organisation: Option<&str>| {
-        let request = RenewRequest { csr: csr(&key), organisation: organisation.map(str::to_owned) };
-        let (status, body) = post(routes, RENEW_PATH, serde_json::to_vec(&request).unwrap(), peer).await;
-        let subject = serde_json::from_str::<IssuedCertificate>(&body).map(|issued| {
-            let der = CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap();
-            let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
-            certificate.subject().to_string()
-        });
-        (status, subject.unwrap_or(body))
-    };
+    let old = Ok(PeerIdentity { form: SubjectForm::Kubelet, ..peer("edge-1", 1) });
+    let renew =
+        async |routes: &Routes, peer: &Result<PeerIdentity, PeerError>, organisation: Option<&str>| {
+            let request = RenewRequest { csr: csr(&key), organisation: organisation.map(str::to_owned) };
+            let (status, body) = post(routes, RENEW_PATH, serde_json::to_vec(&request).unwrap(), peer).await;
+            let subject = serde_json::from_str::<IssuedCertificate>(&body).map(|issued| {
+                let der = CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap();
+                let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+                certificate.subject().to_string()
+            });
+            (status, subject.unwrap_or(body))
+        };
     let subjects = ["O=prepull:nodes, CN=prepull:node:edge-1", "O=system:nodes, CN=system:node:edge-1"];
     for peer in [&new, &old] {
         // More renewals than one node has at once.

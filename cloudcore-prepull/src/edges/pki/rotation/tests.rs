@@ -35,27 +35,27 @@ fn is_server_trusted(set: &CaSet, roots: &[CertificateDer<'static>]) -> bool {
 
 #[test]
 fn each_step_keeps_the_trust_of_the_last() {
-    let settled = read(Rotation::first(now()).unwrap());
+    let settled = read(Rotation::first_secret_data(now()).unwrap());
     let old: Vec<_> = settled.set.trusted().cloned().collect();
-    assert_eq!((settled.step, settled.since), (Step::Settled, None));
+    assert_eq!((settled.step, settled.since), (RotationStep::Settled, None));
     assert!(is_server_trusted(&settled.set, &old));
 
     let announced = read(settled.rotate(now()).unwrap());
     let both: Vec<_> = announced.set.trusted().cloned().collect();
-    assert_eq!(announced.step, Step::Announced);
+    assert_eq!(announced.step, RotationStep::Announced);
     assert_eq!((both.len(), &both[0]), (2, &old[0]), "the old one signs still");
     assert!(is_server_trusted(&announced.set, &old) && is_server_trusted(&announced.set, &both));
 
     let signing = read(announced.activate(now()).unwrap());
     let new = [both[1].clone()];
-    assert_eq!(signing.step, Step::Signing);
+    assert_eq!(signing.step, RotationStep::Signing);
     assert_eq!(signing.set.trusted().cloned().collect::<Vec<_>>(), [both[1].clone(), both[0].clone()]);
     for roots in [&old[..], &both, &new] {
         assert!(is_server_trusted(&signing.set, roots), "also to whoever knows the old CA alone");
     }
 
     let retired = read(signing.retire(now()).unwrap());
-    assert_eq!(retired.step, Step::Settled);
+    assert_eq!(retired.step, RotationStep::Settled);
     assert_eq!(retired.set.trusted().cloned().collect::<Vec<_>>(), new);
     assert!(is_server_trusted(&retired.set, &both) && is_server_trusted(&retired.set, &new));
     assert!(!is_server_trusted(&retired.set, &old));
@@ -63,7 +63,7 @@ fn each_step_keeps_the_trust_of_the_last() {
 
 #[test]
 fn the_old_key_goes_once_the_new_signs() {
-    let first = Rotation::first(now()).unwrap();
+    let first = Rotation::first_secret_data(now()).unwrap();
     let old_key = first[KEY].clone();
     let announced = read(first).rotate(now()).unwrap();
     assert_eq!(announced[KEY], old_key);
@@ -73,7 +73,7 @@ fn the_old_key_goes_once_the_new_signs() {
 
 #[test]
 fn older_releases_can_read_every_step() {
-    let mut data = Rotation::first(now()).unwrap();
+    let mut data = Rotation::first_secret_data(now()).unwrap();
     let reads = |data: &BTreeMap<String, ByteString>| {
         let part = |name| std::str::from_utf8(&data[name].0).unwrap();
         Authority::from_pem(part("tls.crt"), part("tls.key"), "here", now()).unwrap().fingerprint()
@@ -86,14 +86,14 @@ fn older_releases_can_read_every_step() {
 
 #[test]
 fn steps_are_made_in_their_order_alone() {
-    let settled = read(Rotation::first(now()).unwrap());
+    let settled = read(Rotation::first_secret_data(now()).unwrap());
     assert!(settled.activate(now()).is_none());
-    assert!(matches!(settled.retire(now()), Err(StepError::NothingToRetire)));
+    assert!(matches!(settled.retire(now()), Err(RotationError::NothingToRetire)));
     let announced = read(settled.rotate(now()).unwrap());
-    assert!(matches!(announced.rotate(now()), Err(StepError::UnderWay)));
-    assert!(matches!(announced.retire(now()), Err(StepError::NothingToRetire)));
+    assert!(matches!(announced.rotate(now()), Err(RotationError::UnderWay)));
+    assert!(matches!(announced.retire(now()), Err(RotationError::NothingToRetire)));
     let signing = read(announced.activate(now()).unwrap());
-    assert!(matches!(signing.rotate(now()), Err(StepError::UnderWay)));
+    assert!(matches!(signing.rotate(now()), Err(RotationError::UnderWay)));
     assert!(signing.activate(now()).is_none());
     let since = signing.since.unwrap();
     assert!(now().duration_since(since).unwrap() < Duration::from_secs(60));
@@ -101,13 +101,13 @@ fn steps_are_made_in_their_order_alone() {
 
 #[test]
 fn a_client_belongs_to_its_signing_ca() {
-    let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
+    let announced = read(read(Rotation::first_secret_data(now()).unwrap()).rotate(now()).unwrap());
     let signing = read(announced.activate(now()).unwrap());
     let leaf = |set: &CaSet| set.signer().sign_server(Vec::new(), now()).unwrap().0;
     let (old, new) = (announced.set.signer().fingerprint(), signing.set.signer().fingerprint());
     assert_eq!(signing.set.issuer_of(&leaf(&announced.set)), Some(old));
     assert_eq!(signing.set.issuer_of(&leaf(&signing.set)), Some(new));
-    let stranger = read(Rotation::first(now()).unwrap());
+    let stranger = read(Rotation::first_secret_data(now()).unwrap());
     assert_eq!(signing.set.issuer_of(&leaf(&stranger.set)), None);
     let retired = read(signing.retire(now()).unwrap());
     assert!(signing.set.is_trusted(&old) && !retired.set.is_trusted(&old) && retired.set.is_trusted(&new));
@@ -115,7 +115,7 @@ fn a_client_belongs_to_its_signing_ca() {
 
 #[test]
 fn each_tls_config_has_its_own_ticket_key() {
-    let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
+    let announced = read(read(Rotation::first_secret_data(now()).unwrap()).rotate(now()).unwrap());
     let signing = read(announced.activate(now()).unwrap());
     let retired = read(signing.retire(now()).unwrap());
     let identity = super::super::ServerIdentity::new(signing.set, &[]).unwrap();
@@ -130,7 +130,7 @@ fn each_tls_config_has_its_own_ticket_key() {
 
 #[test]
 fn an_unreadable_part_is_named() {
-    let announced = read(Rotation::first(now()).unwrap()).rotate(now()).unwrap();
+    let announced = read(Rotation::first_secret_data(now()).unwrap()).rotate(now()).unwrap();
     for (name, value, reason) in [
         ("tls.key", None, "the key tls.key is missing or is not text"),
         ("next.key", None, "the key next.key is missing or is not text"),
@@ -139,7 +139,7 @@ fn an_unreadable_part_is_named() {
     ] {
         let mut data = announced.clone();
         data.remove(name);
-        data.extend(value.map(|value| entry((name, value.to_owned()))));
+        data.extend(value.map(|value| data_entry((name, value.to_owned()))));
         let error = Rotation::parse(data, "Secret ns/prepull-ca", now()).err().unwrap().to_string();
         assert!(error.starts_with("Secret ns/prepull-ca holds no CA") && error.contains(reason), "{error}");
     }
@@ -154,11 +154,11 @@ mod pace {
 
     #[test]
     fn a_new_ca_signs_once_edges_know_it() {
-        let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
+        let announced = read(read(Rotation::first_secret_data(now()).unwrap()).rotate(now()).unwrap());
         let begun = announced.since.unwrap();
         let due = |seconds, served, census| {
             let now = begun + Duration::from_secs(seconds);
-            announced.due(&census, Duration::from_secs(served), 120 * DAY, now)
+            announced.due_step(&census, Duration::from_secs(served), 120 * DAY, now)
         };
         assert_eq!(due(60, 60, census(3, 3, 3, 0)), Some(Due::Activate));
         assert_eq!(due(60, 60, census(3, 2, 3, 1)), Some(Due::Activate), "one cannot be told");
@@ -174,16 +174,16 @@ mod pace {
 
     #[test]
     fn an_unneeded_expired_ca_is_retired() {
-        let announced = read(read(Rotation::first(now()).unwrap()).rotate(now()).unwrap());
+        let announced = read(read(Rotation::first_secret_data(now()).unwrap()).rotate(now()).unwrap());
         let signing = read(announced.activate(now()).unwrap());
         let begun = signing.since.unwrap();
-        let due = |days, census| signing.due(&census, DAY, 120 * DAY, begun + days * DAY);
+        let due = |days, census| signing.due_step(&census, DAY, 120 * DAY, begun + days * DAY);
         assert_eq!(due(119, census(3, 3, 3, 0)), None);
         assert_eq!(due(120, census(3, 3, 3, 0)), Some(Due::Retire));
         for late in [census(3, 3, 2, 0), census(3, 2, 3, 0), census(3, 2, 3, 1)] {
             assert_eq!(due(200, late), None, "{late:?} would be locked out");
         }
         let settled = read(signing.retire(now()).unwrap());
-        assert_eq!(settled.due(&census(3, 3, 3, 0), DAY, DAY, now() + 999 * DAY), None);
+        assert_eq!(settled.due_step(&census(3, 3, 3, 0), DAY, DAY, now() + 999 * DAY), None);
     }
 }

@@ -20,10 +20,11 @@ const SOON: Duration = Duration::from_secs(15);
 async fn a_revocation_before_hello_ends_the_session() {
     let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
     let identity = ServerIdentity::new(authority, &[]).unwrap();
-    let (sessions, roster, settings) = (Sessions::default(), Roster::in_memory(), Settings::default());
+    let (sessions, roster, settings) =
+        (Sessions::default(), Roster::in_memory(), ListenerSettings::default());
     let overload = Overload::new(Metrics::default().edges(), Instant::now());
     let (events, _controller) = mpsc::channel(8);
-    let peer = Peer {
+    let peer = PeerIdentity {
         node: "edge-1".into(),
         form: SubjectForm::Own,
         key: KeyHash::new([1; 32]),
@@ -37,7 +38,7 @@ async fn a_revocation_before_hello_ends_the_session() {
 
     // What ends the sessions of refused nodes has looked before this one could be found.
     roster.set_nodes(std::iter::empty());
-    let refusal = roster.check(&peer.node, peer.key).unwrap_err().to_string();
+    let refusal = roster.check_key(&peer.node, peer.key).unwrap_err().to_string();
     let context = SessionContext {
         peer,
         issuer: identity.cas().signer().fingerprint(),
@@ -50,7 +51,7 @@ async fn a_revocation_before_hello_ends_the_session() {
     };
     let edge = async {
         let mut socket = WebSocketStream::from_raw_socket(far, Role::Client, None).await;
-        let hello = encode(&EdgeMessage::Hello(Box::default())).unwrap();
+        let hello = encode_frame(&EdgeMessage::Hello(Box::default())).unwrap();
         socket.send(Message::text(hello)).await.unwrap();
         loop {
             if let Message::Close(close) = socket.next().await.unwrap().unwrap() {

@@ -38,16 +38,16 @@ fn lease(holder: &str, version: &str) -> Lease {
     Lease { metadata, spec: Some(spec) }
 }
 
-fn written(step: Step) -> Lease {
+fn written(step: ElectionStep) -> Lease {
     match step {
-        Step::Write(lease) => *lease,
+        ElectionStep::Write(lease) => *lease,
         step => panic!("nothing to write: {step:?}"),
     }
 }
 
 fn holder_and_transitions(lease: &Lease) -> (Option<String>, Option<i32>) {
     let spec = lease.spec.as_ref().unwrap();
-    (holder(spec), spec.lease_transitions)
+    (lease_holder(spec), spec.lease_transitions)
 }
 
 #[test]
@@ -65,12 +65,12 @@ fn a_missing_lease_is_created() {
 fn a_lease_is_taken_after_its_duration_unchanged() {
     let (mut b, now) = (replica("b"), Instant::now());
     // The times in the Lease are of the year 2001: they do not count.
-    let wait = Step::Wait { holder: "a".to_owned(), until: now + DURATION };
+    let wait = ElectionStep::Wait { holder: "a".to_owned(), until: now + DURATION };
     assert_eq!(b.step(Some(&lease("a", "7")), now, wall()), wait);
     assert_eq!(b.step(Some(&lease("a", "7")), now + 13 * SECOND, wall()), wait);
     // The Lease has changed: the wait starts over.
     let seen = now + 14 * SECOND;
-    let wait = Step::Wait { holder: "a".to_owned(), until: seen + DURATION };
+    let wait = ElectionStep::Wait { holder: "a".to_owned(), until: seen + DURATION };
     assert_eq!(b.step(Some(&lease("a", "8")), seen, wall()), wait);
     assert_eq!(b.step(Some(&lease("a", "8")), now + 16 * SECOND, wall()), wait);
     let taken = written(b.step(Some(&lease("a", "8")), seen + DURATION, wall()));
@@ -84,7 +84,7 @@ fn a_standby_waits_for_the_holders_duration() {
     let (mut b, now) = (replica("b"), Instant::now());
     let mut long = lease("a", "7");
     long.spec.as_mut().unwrap().lease_duration_seconds = Some(60);
-    let wait = Step::Wait { holder: "a".to_owned(), until: now + 60 * SECOND };
+    let wait = ElectionStep::Wait { holder: "a".to_owned(), until: now + 60 * SECOND };
     assert_eq!(b.step(Some(&long), now, wall()), wait);
 }
 
@@ -116,17 +116,17 @@ fn renewals_change_leases_despite_clock_jumps() {
 fn a_deposed_leader_does_not_retake_the_lease() {
     let (mut a, now) = (replica("a"), Instant::now());
     a.mark_leading();
-    let deposed = Step::Deposed { by: Some("b".to_owned()) };
+    let deposed = ElectionStep::Deposed { by: Some("b".to_owned()) };
     assert_eq!(a.step(Some(&lease("b", "7")), now, wall()), deposed);
     // Nor does it take the Lease back.
-    assert_eq!(a.step(Some(&lease("", "8")), now + DURATION, wall()), Step::Deposed { by: None });
+    assert_eq!(a.step(Some(&lease("", "8")), now + DURATION, wall()), ElectionStep::Deposed { by: None });
 }
 
 #[test]
 fn a_deleted_lease_blocks_for_its_duration() {
     let (mut a, mut b, now) = (replica("a"), replica("b"), Instant::now());
     b.step(Some(&lease("a", "7")), now, wall());
-    let wait = Step::Wait { holder: "a".to_owned(), until: now + DURATION };
+    let wait = ElectionStep::Wait { holder: "a".to_owned(), until: now + DURATION };
     assert_eq!(b.step(None, now + SECOND, wall()), wait);
     written(b.step(None, now + DURATION, wall()));
     // The holder creates it again.
@@ -196,10 +196,10 @@ impl Model {
         self.replicas[index].phase = match phase {
             Phase::Idle => Phase::Read(self.stored.clone().map(Box::new)),
             Phase::Read(found) => match self.replicas[index].election.step(found.as_deref(), now, wall()) {
-                Step::Write(lease) => Phase::Sent(lease, now),
-                Step::Wait { .. } => Phase::Idle,
-                Step::Deposed { .. } => {
-                    self.replicas[index].leadership.lose(String::new());
+                ElectionStep::Write(lease) => Phase::Sent(lease, now),
+                ElectionStep::Wait { .. } => Phase::Idle,
+                ElectionStep::Deposed { .. } => {
+                    self.replicas[index].leadership.lose_term(String::new());
                     Phase::Idle
                 }
             },

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use jiff::Timestamp;
 use opentelemetry::Value;
-use prepull_api::task::{Bytes, ImageOutcome, JobUid, NodeName, TaskId, TaskResult};
+use prepull_api::task::{ByteProgress, ImageOutcome, JobUid, NodeName, TaskId, TaskResult};
 use prepull_engine::fleet::in_hand::TaskInHand;
 
 use super::*;
@@ -20,7 +20,7 @@ struct Ended {
 impl Ended {
     fn spans(&self) -> Vec<SpanData> {
         let (known, arrived) = (self.known.clone(), Timestamp::from_second(ARRIVED).unwrap());
-        of(&EndedTask { node: &self.node, known, result: &self.result, arrived })
+        task_spans(&EndedTask { node: &self.node, known, result: &self.result, arrived })
     }
 }
 
@@ -28,7 +28,7 @@ impl Ended {
 fn ended() -> Ended {
     let pulled = ImageResult {
         attempts: 1,
-        bytes: Some(Bytes { done: 100, total: 100 }),
+        bytes: Some(ByteProgress { done: 100, total: 100 }),
         from_peers: Some(60),
         facts: PulledBy::Agent.into(),
         took: Some(Duration::from_secs(8)),

@@ -59,15 +59,15 @@ fn new_cas_are_stored_without_ending_sessions() {
     let identity = old.join(dir.path());
     let mut watched = identity.watch();
     let (both, now) = (named(&[&old, &new]), SystemTime::now());
-    assert_eq!(identity.trusts(), bundle_id(&old.pem));
+    assert_eq!(identity.trusted_bundle_id(), bundle_id(&old.pem));
 
     let confirmed = identity.trust(&both, now, 0.5).unwrap();
     assert_eq!(confirmed, bundle_id(&both.bundle));
-    assert_eq!(identity.trusts(), confirmed);
+    assert_eq!(identity.trusted_bundle_id(), confirmed);
     assert!(!watched.has_changed().unwrap(), "a session would restart");
     assert_eq!(watched.borrow_and_update().bundle, both.bundle, "the next connection trusts both");
     assert_eq!(*identity.renew_at.borrow(), None, "the old CA still signs");
-    assert_eq!(Identity::load(dir.path()).unwrap().trusts(), confirmed, "after a restart as well");
+    assert_eq!(Identity::load(dir.path()).unwrap().trusted_bundle_id(), confirmed, "after a restart as well");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_senseless_list_of_cas_changes_nothing() {
         let cas = TrustedCas { bundle, renew_within: Duration::ZERO };
         assert!(matches!(identity.trust(&cas, SystemTime::now(), 0.0), Err(TrustError::Bundle(_))));
     }
-    assert_eq!(Identity::load(dir.path()).unwrap().trusts(), bundle_id(&old.pem));
+    assert_eq!(Identity::load(dir.path()).unwrap().trusted_bundle_id(), bundle_id(&old.pem));
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,14 +6,14 @@ use prepull_api::wire::DecodeError;
 use prepull_tunnel::{ChannelEnd, CloseCode};
 use tokio_tungstenite::tungstenite::Error as WsError;
 
-use crate::cloud::endpoint::{Trouble, printable};
+use crate::cloud::endpoint::{ConnectTrouble, printable_start};
 use crate::cloud::tunnel::route;
 
 /// Why an attempt or a session ended.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum End {
+pub(super) enum TunnelEnd {
     #[error("{0}")]
-    Unreachable(Trouble),
+    Unreachable(ConnectTrouble),
     #[error("no handshake within {0:?}")]
     HandshakeTooSlow(Duration),
     #[error("the server refused the tunnel: {0}")]
@@ -25,7 +25,7 @@ pub(super) enum End {
     #[error("the server's first message was not Welcome")]
     NotWelcome,
     #[error("{0}")]
-    Connection(Trouble),
+    Connection(ConnectTrouble),
     #[error("{0}")]
     Channel(ChannelEnd),
     #[error("{0}")]
@@ -38,7 +38,7 @@ pub(super) enum End {
     Shutdown,
 }
 
-impl From<ChannelEnd> for End {
+impl From<ChannelEnd> for TunnelEnd {
     fn from(ended: ChannelEnd) -> Self {
         match ended {
             // With TLS 1.3 the server's rejection of our certificate arrives only after the handshake.
@@ -48,20 +48,20 @@ impl From<ChannelEnd> for End {
     }
 }
 
-impl End {
+impl TunnelEnd {
     /// The kind of end for the choice of the next attempt. `None` if the agent is stopping.
-    pub(super) fn for_route(&self, had_session: bool) -> Option<route::Ended> {
+    pub(super) fn for_route(&self, had_session: bool) -> Option<route::AttemptEnd> {
         Some(match self {
             Self::Shutdown => return None,
-            Self::Goaway { after, .. } => route::Ended::Goaway { after: *after },
-            Self::Renewed => route::Ended::Renewed,
-            _ if !had_session => route::Ended::Failed,
-            Self::Channel(ChannelEnd::Silent(_) | ChannelEnd::Stalled(_)) => route::Ended::Gone,
+            Self::Goaway { after, .. } => route::AttemptEnd::Goaway { after: *after },
+            Self::Renewed => route::AttemptEnd::Renewed,
+            _ if !had_session => route::AttemptEnd::Failed,
+            Self::Channel(ChannelEnd::Silent(_) | ChannelEnd::Stalled(_)) => route::AttemptEnd::Gone,
             // The server's queue had no room for a `Goaway`.
             Self::Channel(ChannelEnd::ByPeer { code, .. }) if *code == u16::from(CloseCode::Away) => {
-                route::Ended::Gone
+                route::AttemptEnd::Gone
             }
-            _ => route::Ended::Lost,
+            _ => route::AttemptEnd::Lost,
         })
     }
 
@@ -79,14 +79,14 @@ impl End {
 }
 
 /// Translates an error of the websocket handshake.
-pub(super) fn from_websocket(error: WsError) -> End {
+pub(super) fn from_websocket(error: WsError) -> TunnelEnd {
     match error {
-        WsError::Io(error) => End::Unreachable(error.into()),
+        WsError::Io(error) => TunnelEnd::Unreachable(error.into()),
         WsError::Http(response) => {
             let body = response.body().as_deref().unwrap_or_default();
-            let reason = printable(&String::from_utf8_lossy(body));
-            End::Refused(format!("{reason} (HTTP {})", response.status().as_u16()))
+            let reason = printable_start(&String::from_utf8_lossy(body));
+            TunnelEnd::Refused(format!("{reason} (HTTP {})", response.status().as_u16()))
         }
-        other => End::Refused(other.to_string()),
+        other => TunnelEnd::Refused(other.to_string()),
     }
 }

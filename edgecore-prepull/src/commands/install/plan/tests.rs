@@ -3,8 +3,8 @@
 use super::*;
 
 /// A machine with systemd and without the agent.
-fn bare() -> Facts {
-    Facts {
+fn bare() -> MachineFacts {
+    MachineFacts {
         init: Init::Systemd,
         is_packaged: false,
         program: "/root/Downloads/edgecore-prepull-linux-amd64".into(),
@@ -26,8 +26,8 @@ fn bare() -> Facts {
 }
 
 /// A machine with a running agent.
-fn installed() -> Facts {
-    Facts {
+fn installed() -> MachineFacts {
+    MachineFacts {
         is_program_there: true,
         has_state_dir: true,
         has_own_program: true,
@@ -47,7 +47,7 @@ fn installed() -> Facts {
     }
 }
 
-fn joined(change: impl FnOnce(&mut JoinedAs)) -> Facts {
+fn joined(change: impl FnOnce(&mut JoinedAs)) -> MachineFacts {
     let mut facts = installed();
     change(facts.joined.as_mut().unwrap());
     facts
@@ -62,16 +62,16 @@ fn connection(host: &str) -> Connection {
 }
 
 /// The options in the line that `token create` prints.
-fn line() -> Wish {
+fn line() -> InstallWish {
     let Connection { tunnel_urls, enroll_urls, .. } = connection("cloud");
-    Wish { tunnel_urls, enroll_urls, has_token: true, ..Wish::default() }
+    InstallWish { tunnel_urls, enroll_urls, has_token: true, ..InstallWish::default() }
 }
 
-fn plan_of(facts: &Facts, wish: &Wish) -> Result<Plan, Refusal> {
-    plan(facts, wish, &Places::default())
+fn plan_of(facts: &MachineFacts, wish: &InstallWish) -> Result<InstallPlan, InstallRefusal> {
+    plan_install(facts, wish, &InstallPlaces::default())
 }
 
-fn steps(facts: &Facts, wish: &Wish) -> Vec<Step> {
+fn steps(facts: &MachineFacts, wish: &InstallWish) -> Vec<InstallStep> {
     plan_of(facts, wish).unwrap().steps
 }
 
@@ -82,45 +82,55 @@ fn a_bare_machine_joins_first_starts_last() {
     assert_eq!(
         plan.steps,
         [
-            Step::CreateStateDir,
-            Step::Join { renew: false },
-            Step::CopyProgram,
-            Step::WriteUnit,
-            Step::WriteSettings(FIRST_SETTINGS.to_owned()),
-            Step::Reload,
-            Step::Enable,
-            Step::Start,
-            Step::AwaitConnection,
+            InstallStep::CreateStateDir,
+            InstallStep::Join { renew: false },
+            InstallStep::CopyProgram,
+            InstallStep::WriteUnit,
+            InstallStep::WriteSettings(FIRST_SETTINGS.to_owned()),
+            InstallStep::Reload,
+            InstallStep::Enable,
+            InstallStep::Start,
+            InstallStep::AwaitConnection,
         ]
     );
 }
 
 #[test]
 fn repeating_the_line_only_checks_the_connection() {
-    for wish in [line(), Wish { has_token: false, ..line() }, Wish::default()] {
-        assert_eq!(steps(&installed(), &wish), [Step::AwaitConnection]);
+    for wish in [line(), InstallWish { has_token: false, ..line() }, InstallWish::default()] {
+        assert_eq!(steps(&installed(), &wish), [InstallStep::AwaitConnection]);
     }
 }
 
 #[test]
 fn the_same_line_finishes_an_interrupted_run() {
     let whole = steps(&bare(), &line());
-    let restart = [Step::Reload, Step::Enable, Step::Restart, Step::AwaitConnection];
+    let restart =
+        [InstallStep::Reload, InstallStep::Enable, InstallStep::Restart, InstallStep::AwaitConnection];
     for (facts, wanted) in [
-        (Facts { has_state_dir: true, ..bare() }, &whole[1..]),
+        (MachineFacts { has_state_dir: true, ..bare() }, &whole[1..]),
         (
-            Facts { is_program_there: false, ..installed() },
-            &[Step::CopyProgram, Step::Restart, Step::AwaitConnection],
+            MachineFacts { is_program_there: false, ..installed() },
+            &[InstallStep::CopyProgram, InstallStep::Restart, InstallStep::AwaitConnection],
         ),
-        (Facts { is_restart_due: true, ..installed() }, &restart),
-        (Facts { is_enabled: false, ..installed() }, &[Step::Enable, Step::AwaitConnection]),
+        (MachineFacts { is_restart_due: true, ..installed() }, &restart),
         (
-            Facts { is_running: false, is_state_in_use: false, ..installed() },
-            &[Step::Start, Step::AwaitConnection],
+            MachineFacts { is_enabled: false, ..installed() },
+            &[InstallStep::Enable, InstallStep::AwaitConnection],
         ),
         (
-            Facts { unit: Some("an older one".to_owned()), ..installed() },
-            &[Step::WriteUnit, Step::Reload, Step::Enable, Step::Restart, Step::AwaitConnection],
+            MachineFacts { is_running: false, is_state_in_use: false, ..installed() },
+            &[InstallStep::Start, InstallStep::AwaitConnection],
+        ),
+        (
+            MachineFacts { unit: Some("an older one".to_owned()), ..installed() },
+            &[
+                InstallStep::WriteUnit,
+                InstallStep::Reload,
+                InstallStep::Enable,
+                InstallStep::Restart,
+                InstallStep::AwaitConnection,
+            ],
         ),
     ] {
         assert_eq!(steps(&facts, &line()), wanted, "{facts:?}");
@@ -129,76 +139,93 @@ fn the_same_line_finishes_an_interrupted_run() {
 
 #[test]
 fn a_key_is_written_without_a_restart() {
-    let wish = Wish { upgrade_key: Some("key".to_owned()), ..Wish::default() };
-    let write = Step::WriteUpgradeKey("key".to_owned());
-    assert_eq!(steps(&installed(), &wish), [write, Step::AwaitConnection]);
-    let facts = Facts { upgrade_key: Some("key".to_owned()), ..installed() };
-    for wish in [wish, Wish::default()] {
-        assert_eq!(steps(&facts, &wish), [Step::AwaitConnection]);
+    let wish = InstallWish { upgrade_key: Some("key".to_owned()), ..InstallWish::default() };
+    let write = InstallStep::WriteUpgradeKey("key".to_owned());
+    assert_eq!(steps(&installed(), &wish), [write, InstallStep::AwaitConnection]);
+    let facts = MachineFacts { upgrade_key: Some("key".to_owned()), ..installed() };
+    for wish in [wish, InstallWish::default()] {
+        assert_eq!(steps(&facts, &wish), [InstallStep::AwaitConnection]);
     }
 }
 
 #[test]
 fn the_agent_gets_the_runtimes_proxies() {
     let proxies = Some(vec![("HTTPS_PROXY".to_owned(), "http://u:hunter2@proxy:3128".to_owned())]);
-    let facts = Facts { runtime_proxies: proxies, ..installed() };
-    let found = plan(&facts, &line(), &Places::default()).unwrap();
-    let [write @ Step::WriteProxies(text), Step::Restart, Step::AwaitConnection] = &found.steps[..] else {
+    let facts = MachineFacts { runtime_proxies: proxies, ..installed() };
+    let found = plan_install(&facts, &line(), &InstallPlaces::default()).unwrap();
+    let [write @ InstallStep::WriteProxies(text), InstallStep::Restart, InstallStep::AwaitConnection] =
+        &found.steps[..]
+    else {
         panic!("{found:?}")
     };
-    let said = write.describe(&found, &Places::default());
+    let said = write.describe(&found, &InstallPlaces::default());
     assert!(said.contains("/proxy.env (mode 0600): HTTPS_PROXY") && !said.contains("hunter2"), "{said}");
-    let facts = Facts { proxies: Some(text.clone()), ..facts };
-    assert_eq!(steps(&facts, &line()), [Step::AwaitConnection]);
+    let facts = MachineFacts { proxies: Some(text.clone()), ..facts };
+    assert_eq!(steps(&facts, &line()), [InstallStep::AwaitConnection]);
 }
 
 #[test]
 fn a_change_needs_a_restart() {
     let other = connection("other");
-    let wish =
-        Wish { tunnel_urls: other.tunnel_urls.clone(), enroll_urls: other.enroll_urls.clone(), ..line() };
-    assert_eq!(steps(&installed(), &wish), [Step::Redirect(other), Step::Restart, Step::AwaitConnection]);
+    let wish = InstallWish {
+        tunnel_urls: other.tunnel_urls.clone(),
+        enroll_urls: other.enroll_urls.clone(),
+        ..line()
+    };
+    assert_eq!(
+        steps(&installed(), &wish),
+        [InstallStep::Redirect(other), InstallStep::Restart, InstallStep::AwaitConnection]
+    );
 
-    let mut wish = Wish::default();
+    let mut wish = InstallWish::default();
     wish.settings.insert("maxTasks".to_owned(), 2.into());
-    let [Step::WriteSettings(text), Step::Restart, Step::AwaitConnection] = &steps(&installed(), &wish)[..]
+    let [InstallStep::WriteSettings(text), InstallStep::Restart, InstallStep::AwaitConnection] =
+        &steps(&installed(), &wish)[..]
     else {
         panic!("{:?}", steps(&installed(), &wish));
     };
     assert_eq!(*text, FIRST_SETTINGS.replace("\nmaxTasks: 1\n", "\nmaxTasks: 2\n"));
-    let again = Facts { settings: Some(text.clone()), ..installed() };
-    assert_eq!(steps(&again, &wish), [Step::AwaitConnection]);
-    assert_eq!(steps(&again, &line()), [Step::AwaitConnection], "a setting stays until another one is given");
+    let again = MachineFacts { settings: Some(text.clone()), ..installed() };
+    assert_eq!(steps(&again, &wish), [InstallStep::AwaitConnection]);
+    assert_eq!(
+        steps(&again, &line()),
+        [InstallStep::AwaitConnection],
+        "a setting stays until another one is given"
+    );
 }
 
 #[test]
 fn a_node_rejoins_only_without_a_valid_certificate() {
-    let first = |facts: &Facts, wish: &Wish| plan_of(facts, wish).map(|plan| plan.steps[0].clone());
+    let first =
+        |facts: &MachineFacts, wish: &InstallWish| plan_of(facts, wish).map(|plan| plan.steps[0].clone());
     let expired = joined(|joined| joined.has_expired = true);
-    assert_eq!(first(&expired, &line()), Ok(Step::Join { renew: true }));
+    assert_eq!(first(&expired, &line()), Ok(InstallStep::Join { renew: true }));
     let elsewhere = joined(|joined| joined.trusts_token = false);
-    assert_eq!(first(&elsewhere, &line()), Ok(Step::Join { renew: false }));
-    let rejoin = Wish { rejoin: true, ..line() };
-    assert_eq!(first(&installed(), &rejoin), Ok(Step::Join { renew: false }));
+    assert_eq!(first(&elsewhere, &line()), Ok(InstallStep::Join { renew: false }));
+    let rejoin = InstallWish { rejoin: true, ..line() };
+    assert_eq!(first(&installed(), &rejoin), Ok(InstallStep::Join { renew: false }));
     assert_eq!(
-        first(&installed(), &Wish { has_token: false, ..rejoin.clone() }),
-        Err(Refusal::Token("to join again"))
+        first(&installed(), &InstallWish { has_token: false, ..rejoin.clone() }),
+        Err(InstallRefusal::Token("to join again"))
     );
 
     // The run has used the token, which lets the node join once.
     let mut interrupted = joined(|joined| joined.is_of_interrupted_run = true);
     interrupted.is_restart_due = true;
-    assert_eq!(first(&interrupted, &rejoin), Ok(Step::Reload));
+    assert_eq!(first(&interrupted, &rejoin), Ok(InstallStep::Reload));
 
-    let other = Wish { node: Some("edge-2".into()), ..line() };
-    let refused = Refusal::OtherNode { joined: "edge-1".into(), wanted: "edge-2".into() };
+    let other = InstallWish { node: Some("edge-2".into()), ..line() };
+    let refused = InstallRefusal::OtherNode { joined: "edge-1".into(), wanted: "edge-2".into() };
     assert_eq!(first(&installed(), &other), Err(refused));
-    assert_eq!(first(&installed(), &Wish { rejoin: true, ..other }), Ok(Step::Join { renew: false }));
+    assert_eq!(
+        first(&installed(), &InstallWish { rejoin: true, ..other }),
+        Ok(InstallStep::Join { renew: false })
+    );
 }
 
 #[test]
 fn a_package_keeps_program_and_unit() {
-    let packaged = Facts {
+    let packaged = MachineFacts {
         is_packaged: true,
         is_program_there: true,
         settings: Some(FIRST_SETTINGS.to_owned()),
@@ -206,62 +233,80 @@ fn a_package_keeps_program_and_unit() {
     };
     assert_eq!(
         steps(&packaged, &line()),
-        [Step::CreateStateDir, Step::Join { renew: false }, Step::Enable, Step::Start, Step::AwaitConnection]
+        [
+            InstallStep::CreateStateDir,
+            InstallStep::Join { renew: false },
+            InstallStep::Enable,
+            InstallStep::Start,
+            InstallStep::AwaitConnection
+        ]
     );
-    let downloaded = Facts { is_program_there: false, ..packaged };
-    assert_eq!(plan_of(&downloaded, &line()), Err(Refusal::Packaged));
+    let downloaded = MachineFacts { is_program_there: false, ..packaged };
+    assert_eq!(plan_of(&downloaded, &line()), Err(InstallRefusal::Packaged));
 }
 
 #[test]
 fn a_package_replaces_an_earlier_install() {
-    let Places { program, unit, .. } = Places::default();
-    let packaged = Facts { is_packaged: true, ..installed() };
-    let taken_over = [Step::Remove(program.clone()), Step::Restart, Step::AwaitConnection];
-    let [Step::Remove(first), rest @ ..] = &steps(&packaged, &Wish::default())[..] else { panic!() };
+    let InstallPlaces { program, unit, .. } = InstallPlaces::default();
+    let packaged = MachineFacts { is_packaged: true, ..installed() };
+    let taken_over =
+        [InstallStep::Remove(program.clone()), InstallStep::Restart, InstallStep::AwaitConnection];
+    let [InstallStep::Remove(first), rest @ ..] = &steps(&packaged, &InstallWish::default())[..] else {
+        panic!()
+    };
     assert_eq!(*first, unit);
     assert_eq!(
         rest,
-        [Step::Remove(program), Step::Reload, Step::Enable, Step::Restart, Step::AwaitConnection]
+        [
+            InstallStep::Remove(program),
+            InstallStep::Reload,
+            InstallStep::Enable,
+            InstallStep::Restart,
+            InstallStep::AwaitConnection
+        ]
     );
     let own = UNIT_FILE.replace("/usr/local/bin/", "/usr/bin/");
-    assert_eq!(steps(&Facts { unit: Some(own), ..packaged.clone() }, &Wish::default()), taken_over);
-    let clean = Facts { unit: None, has_own_program: false, ..packaged };
-    assert_eq!(steps(&clean, &Wish::default()), [Step::AwaitConnection]);
+    assert_eq!(
+        steps(&MachineFacts { unit: Some(own), ..packaged.clone() }, &InstallWish::default()),
+        taken_over
+    );
+    let clean = MachineFacts { unit: None, has_own_program: false, ..packaged };
+    assert_eq!(steps(&clean, &InstallWish::default()), [InstallStep::AwaitConnection]);
 }
 
 #[test]
 fn without_systemd_the_rest_is_explained() {
     for init in [Init::OpenRc, Init::Runit, Init::Container, Init::Unknown] {
-        let first = steps(&Facts { init, ..bare() }, &line());
+        let first = steps(&MachineFacts { init, ..bare() }, &line());
         let [
-            Step::CreateStateDir,
-            Step::Join { .. },
-            Step::CopyProgram,
-            Step::WriteSettings(_),
-            Step::Explain(said),
+            InstallStep::CreateStateDir,
+            InstallStep::Join { .. },
+            InstallStep::CopyProgram,
+            InstallStep::WriteSettings(_),
+            InstallStep::Explain(said),
         ] = &first[..]
         else {
             panic!("{first:?}");
         };
         assert_eq!(*said, init);
         // Again, while the agent runs.
-        let running = Facts { init, is_enabled: false, is_running: false, ..installed() };
-        assert_eq!(steps(&running, &line()), [Step::Explain(init)]);
-        let of_another = Facts { has_own_program: false, ..running };
-        assert!(matches!(plan_of(&of_another, &line()), Err(Refusal::OtherAgent(_))));
+        let running = MachineFacts { init, is_enabled: false, is_running: false, ..installed() };
+        assert_eq!(steps(&running, &line()), [InstallStep::Explain(init)]);
+        let of_another = MachineFacts { has_own_program: false, ..running };
+        assert!(matches!(plan_of(&of_another, &line()), Err(InstallRefusal::OtherAgent(_))));
     }
 }
 
 #[test]
 fn impossible_requests_are_refused_with_a_remedy() {
-    let settings = |text: &str| Facts { settings: Some(text.to_owned()), ..installed() };
+    let settings = |text: &str| MachineFacts { settings: Some(text.to_owned()), ..installed() };
     for (facts, wish, words) in [
-        (bare(), Wish { has_token: false, ..line() }, "set PREPULL_TOKEN, or give --token-file"),
-        (bare(), Wish { has_token: true, ..Wish::default() }, "--server is missing"),
-        (bare(), Wish { node: Some("Edge 1".into()), ..line() }, "as in `kubectl get nodes`"),
-        (Facts { host_name: "(none)".to_owned(), ..bare() }, line(), "--node-name \"(none)\" is not"),
+        (bare(), InstallWish { has_token: false, ..line() }, "set PREPULL_TOKEN, or give --token-file"),
+        (bare(), InstallWish { has_token: true, ..InstallWish::default() }, "--server is missing"),
+        (bare(), InstallWish { node: Some("Edge 1".into()), ..line() }, "as in `kubectl get nodes`"),
+        (MachineFacts { host_name: "(none)".to_owned(), ..bare() }, line(), "--node-name \"(none)\" is not"),
         (
-            Facts { is_running: false, ..installed() },
+            MachineFacts { is_running: false, ..installed() },
             line(),
             "another edgecore-prepull uses /var/lib/edgecore-prepull",
         ),
@@ -273,7 +318,10 @@ fn impossible_requests_are_refused_with_a_remedy() {
         assert!(said.contains(words), "{words}: {said}");
     }
     // The addresses in the file are the administrator's, as long as the command line gives no others.
-    assert_eq!(steps(&settings("tunnelUrl: wss://a\n"), &Wish::default()), [Step::AwaitConnection]);
+    assert_eq!(
+        steps(&settings("tunnelUrl: wss://a\n"), &InstallWish::default()),
+        [InstallStep::AwaitConnection]
+    );
 }
 
 #[test]
@@ -281,7 +329,8 @@ fn a_dry_run_shows_each_step() {
     let mut wish = line();
     wish.settings.insert("runtimeEndpoint".to_owned(), "unix:///run/x.sock".into());
     let plan = plan_of(&bare(), &wish).unwrap();
-    let shown: Vec<_> = plan.steps.iter().map(|step| step.describe(&plan, &Places::default())).collect();
+    let shown: Vec<_> =
+        plan.steps.iter().map(|step| step.describe(&plan, &InstallPlaces::default())).collect();
     let shown = shown.join("\n");
     for line in [
         "join as node edge-1 at https://cloud:10002, with the token",

@@ -9,13 +9,13 @@ const MIB: u64 = 1 << 20;
 const RULES: RoomRules =
     RoomRules { gc_high_threshold: Percent(85), disk_min_free: Amount::Percent(10), make_room: false };
 
-fn disk(device: u64, available: u64) -> Disk {
+fn disk(device: u64, available: u64) -> DiskSpace {
     let path = format!("/{device}");
-    Disk { path, device, capacity: 1000 * MIB, available, inodes: 10_000, free_inodes: 10_000 }
+    DiskSpace { path, device, capacity: 1000 * MIB, available, inodes: 10_000, free_inodes: 10_000 }
 }
 
-fn alone(need: Need, content: Disk, images: Disk, rules: RoomRules) -> Result<(), String> {
-    judge(need, Need::default(), &Room { content, images, rules })
+fn alone(need: Need, content: DiskSpace, images: DiskSpace, rules: RoomRules) -> Result<(), String> {
+    judge_room(need, Need::default(), &Room { content, images, rules })
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn the_stricter_rule_holds() {
 #[test]
 fn inodes_count_where_they_are_limited() {
     let need = Need { download: 0, tars: 0, unpacked: 320 * MIB };
-    let few = Disk { free_inodes: 5000, ..disk(1, 900 * MIB) };
+    let few = DiskSpace { free_inodes: 5000, ..disk(1, 900 * MIB) };
     assert!(alone(need, few.clone(), few.clone(), RULES).unwrap_err().contains("10240 inodes"));
-    let dynamic = Disk { inodes: 0, free_inodes: 0, ..few };
+    let dynamic = DiskSpace { inodes: 0, free_inodes: 0, ..few };
     assert_eq!(alone(need, dynamic.clone(), dynamic, RULES), Ok(()));
 }
 
@@ -76,7 +76,7 @@ async fn earlier_pulls_take_room_each_layer_once() {
     let flights = Flights::default();
     let layer = |name: &str, size: u64, written: u64| {
         let digest = format!("sha256:{name}");
-        let flight = flights.of(&digest);
+        let flight = flights.shared_value(&digest);
         flight.set_written(written * MIB);
         (Descriptor { digest, size: size * MIB, ..Descriptor::default() }, flight)
     };
@@ -88,7 +88,7 @@ async fn earlier_pulls_take_room_each_layer_once() {
         layer("unpacked", 100, 100),
     ];
     let done = HashSet::from(["sha256:unpacked"]);
-    let todo = Todo::without(awaited(&own), awaited(&others), done);
+    let todo = Todo::without_done(awaited(&own), awaited(&others), done);
     // Its own: 10 + 15 to download and 30 unpacked. The others: 10 to download and 40 + 3 unpacked.
     let check = async |available| {
         let (content, images) = (disk(1, available), disk(1, available));
@@ -107,7 +107,7 @@ async fn earlier_pulls_take_room_each_layer_once() {
 
 #[test]
 fn a_directorys_disk_can_be_read() {
-    let root = Disk::read(Path::new("/")).unwrap();
+    let root = DiskSpace::read(Path::new("/")).unwrap();
     assert!(root.capacity > 0 && root.capacity >= root.available);
 }
 
@@ -115,9 +115,9 @@ fn a_directorys_disk_can_be_read() {
 async fn decide(available: u64, make_room: bool, images: &[(&str, u64)]) -> Result<Vec<String>, String> {
     let flights = Flights::default();
     let layer = Descriptor { digest: "sha256:own".to_owned(), size: 25 * MIB, ..Descriptor::default() };
-    let own = [(layer, flights.of("sha256:own"))];
+    let own = [(layer, flights.shared_value("sha256:own"))];
     own[0].1.ask_unpacked(async { 75 * MIB }).await;
-    let todo = Todo::without(awaited(&own), Vec::new(), HashSet::new());
+    let todo = Todo::without_done(awaited(&own), Vec::new(), HashSet::new());
     let disk = disk(1, available * MIB);
     let room = Room { content: disk.clone(), images: disk, rules: RoomRules { make_room, ..RULES } };
     let refusal = todo.check(&room).await.unwrap_err();
@@ -133,9 +133,9 @@ async fn decide(available: u64, make_room: bool, images: &[(&str, u64)]) -> Resu
     });
     let removables = Removables::new(images.iter().enumerate().map(removable).collect(), pieces.collect());
     match todo.decide(&refusal, &room, &removables) {
-        Verdict::LeftToKubelet => Ok(vec!["kubelet".to_owned()]),
-        Verdict::Remove(chosen) => Ok(chosen.into_iter().map(|(image, _)| image.name.clone()).collect()),
-        Verdict::Refuse(reason) => Err(reason.split_once("; ").unwrap().1.to_owned()),
+        RoomVerdict::LeftToKubelet => Ok(vec!["kubelet".to_owned()]),
+        RoomVerdict::Remove(chosen) => Ok(chosen.into_iter().map(|(image, _)| image.name.clone()).collect()),
+        RoomVerdict::Refuse(reason) => Err(reason.split_once("; ").unwrap().1.to_owned()),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::{Component, Path, PathBuf};
 
 use super::Registries;
-use super::view::{Sight, View};
+use super::view::{FilesystemView, Sight};
 
 /// Largest file that we read.
 const MAX_FILE: u64 = 1 << 20;
@@ -61,15 +61,15 @@ fn usual_file(root: &Path) -> PathBuf {
 }
 
 /// Reads the file and its imports. The error explains why that's impossible.
-pub(super) async fn read(file: MainFile, view: View) -> Result<Registries, String> {
+pub(super) async fn read_registries(file: MainFile, view: FilesystemView) -> Result<Registries, String> {
     // These are a few small files, but a disk may be slow.
     let read = tokio::task::spawn_blocking(move || read_all(&file, &view)).await;
     read.unwrap_or_else(|error| Err(format!("reading containerd's configuration: {error}")))
 }
 
-fn read_all(main: &MainFile, view: &View) -> Result<Registries, String> {
+fn read_all(main: &MainFile, view: &FilesystemView) -> Result<Registries, String> {
     let MainFile { path, is_certain } = main;
-    match view.look(path) {
+    match view.look_at(path) {
         Sight::There => {}
         Sight::Absent if *is_certain => return Ok(Registries::default()),
         _ => {
@@ -88,18 +88,18 @@ fn read_all(main: &MainFile, view: &View) -> Result<Registries, String> {
         if read.len() == MAX_FILES {
             return Err(format!("{} imports more than {MAX_FILES} files", path.display()));
         }
-        let table = parse(&file)?;
+        let table = read_table(&file)?;
         take_over(&mut registries, &table);
         let imports = table.get("imports").and_then(toml::Value::as_array);
         for pattern in imports.into_iter().flatten().filter_map(toml::Value::as_str) {
-            pending.extend(matching(file.parent().unwrap_or(Path::new("/")), pattern, view)?);
+            pending.extend(imported_files(file.parent().unwrap_or(Path::new("/")), pattern, view)?);
         }
         read.push(file);
     }
     Ok(registries)
 }
 
-fn parse(file: &Path) -> Result<toml::Table, String> {
+fn read_table(file: &Path) -> Result<toml::Table, String> {
     let bad = |why: String| format!("cannot read containerd's configuration {}: {why}", file.display());
     let size = std::fs::metadata(file).map_err(|error| bad(format!("{error} ({REMEDY})")))?.len();
     if size > MAX_FILE {
@@ -111,7 +111,7 @@ fn parse(file: &Path) -> Result<toml::Table, String> {
 }
 
 /// The files of an import: a path relative to the importing file, with at most one asterisk, in its last part.
-fn matching(base: &Path, pattern: &str, view: &View) -> Result<Vec<PathBuf>, String> {
+fn imported_files(base: &Path, pattern: &str, view: &FilesystemView) -> Result<Vec<PathBuf>, String> {
     let path = clean(&base.join(pattern));
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
     else {
@@ -124,7 +124,7 @@ fn matching(base: &Path, pattern: &str, view: &View) -> Result<Vec<PathBuf>, Str
             "the import {pattern:?} of containerd's configuration isn't understood by the agent"
         ));
     }
-    match view.look(directory) {
+    match view.look_at(directory) {
         Sight::There => {}
         Sight::Absent => return Ok(Vec::new()),
         Sight::Hidden => {
@@ -229,7 +229,7 @@ mod tests {
         let of_path = |path: &str| format!("{IMAGES}.registry]\nconfig_path = \"{path}\"\n");
         add("config.toml", &format!("version = 3\nimports = [\"conf.d/*.toml\"]\n{}", of_path("/a")));
         let main = MainFile { path: path.clone(), is_certain: false };
-        let read = || read_all(&main, &View::Whole).unwrap();
+        let read = || read_all(&main, &FilesystemView::Whole).unwrap();
         assert_eq!(read(), registries("/a", false));
         std::fs::create_dir(dir.path().join("conf.d")).unwrap();
         add("conf.d/2.toml", &of_path("/c"));
@@ -247,11 +247,12 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         let path = dir.join("config.toml");
-        let read = |is_certain, view: &View| read_all(&MainFile { path: path.clone(), is_certain }, view);
-        let mounted = View::Mounts(vec![dir.clone()]);
+        let read =
+            |is_certain, view: &FilesystemView| read_all(&MainFile { path: path.clone(), is_certain }, view);
+        let mounted = FilesystemView::Mounts(vec![dir.clone()]);
         // containerd runs without a file, or with another one.
-        assert_eq!(read(true, &View::Whole), Ok(Registries::default()));
-        assert!(read(false, &View::Whole).unwrap_err().contains("config.toml"));
+        assert_eq!(read(true, &FilesystemView::Whole), Ok(Registries::default()));
+        assert!(read(false, &FilesystemView::Whole).unwrap_err().contains("config.toml"));
         assert!(read(false, &mounted).unwrap_err().contains(REMEDY));
         for (text, named) in [
             ("imports = [\"/nowhere/*.toml\"]", "/nowhere"),
@@ -266,7 +267,10 @@ mod tests {
         }
         std::fs::write(&path, "imports = [\"conf.d/*.toml\"]").unwrap();
         assert_eq!(read(false, &mounted), Ok(Registries::default()));
-        assert!(read(false, &View::Mounts(vec!["/nowhere".into()])).is_err(), "the container's own");
+        assert!(
+            read(false, &FilesystemView::Mounts(vec!["/nowhere".into()])).is_err(),
+            "the container's own"
+        );
     }
 
     #[test]

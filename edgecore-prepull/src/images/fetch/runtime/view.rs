@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// The agent's view of containerd's file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum FilesystemView {
     /// Complete: the agent runs on the node, like containerd.
     Whole,
     /// Only the mounts at these paths, which must be the same as on the node.
@@ -22,7 +22,7 @@ pub(super) enum Sight {
     Hidden,
 }
 
-impl View {
+impl FilesystemView {
     /// The view of an agent that sees the process at the other end of containerd's socket under this id.
     pub(super) fn of_peer(peer: Option<u32>) -> Self {
         // A process of another pid namespace has no id: we're in a container.
@@ -35,7 +35,7 @@ impl View {
     }
 
     /// Looks at a path of the node.
-    pub(super) fn look(&self, path: &Path) -> Sight {
+    pub(super) fn look_at(&self, path: &Path) -> Sight {
         for ancestor in path.ancestors() {
             match ancestor.symlink_metadata() {
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
@@ -103,7 +103,7 @@ mod tests {
         symlink("certs.d", at("mounted/link")).unwrap();
         symlink(at("nowhere"), at("mounted/dangling")).unwrap();
         symlink(at("own/certs.d"), at("mounted/out")).unwrap();
-        let mounts = View::Mounts(vec![at("mounted")]);
+        let mounts = FilesystemView::Mounts(vec![at("mounted")]);
         for (path, on_node, in_container) in [
             ("mounted/certs.d", Sight::There, Sight::There),
             ("mounted/certs.d/r.example/x", Sight::Absent, Sight::Absent),
@@ -116,10 +116,12 @@ mod tests {
             ("own/other", Sight::Absent, Sight::Hidden),
             ("none/certs.d", Sight::Absent, Sight::Hidden),
         ] {
-            assert_eq!(View::Whole.look(&at(path)), on_node, "{path}");
-            assert_eq!(mounts.look(&at(path)), in_container, "{path}");
+            assert_eq!(FilesystemView::Whole.look_at(&at(path)), on_node, "{path}");
+            assert_eq!(mounts.look_at(&at(path)), in_container, "{path}");
         }
-        assert_eq!(View::of_peer(Some(std::process::id())), View::Whole);
-        assert!(matches!(View::of_peer(Some(0)), View::Mounts(points) if points.contains(&"/proc".into())));
+        assert_eq!(FilesystemView::of_peer(Some(std::process::id())), FilesystemView::Whole);
+        assert!(
+            matches!(FilesystemView::of_peer(Some(0)), FilesystemView::Mounts(points) if points.contains(&"/proc".into()))
+        );
     }
 }

@@ -34,7 +34,7 @@ fn a_file_of_the_kubelet_is_read() {
     let [ecr, other] = &providers[..] else { panic!("{providers:?}") };
     assert_eq!((&*ecr.name, &*ecr.program), ("ecr", Path::new("/opt/bin/ecr")));
     assert_eq!(ecr.default_cache_duration, Duration::from_secs(12 * 3600));
-    assert_eq!((ecr.version, other.version), (Version::V1, Version::V1Alpha1));
+    assert_eq!((ecr.version, other.version), (PluginApiVersion::V1, PluginApiVersion::V1Alpha1));
     assert_eq!(ecr.args, ["get-credentials"]);
     assert_eq!(ecr.env, [("AWS_PROFILE".to_owned(), "s3cret".to_owned())]);
     assert_eq!(ecr.matches.len(), 2);
@@ -49,7 +49,7 @@ fn a_file_of_the_kubelet_is_read() {
     let json = r#"{"apiVersion":"kubelet.config.k8s.io/v1","kind":"CredentialProviderConfig","providers":[{"name":"a",
         "matchImages":["r.io"],"defaultCacheDuration":"1m","apiVersion":"credentialprovider.kubelet.k8s.io/v1beta1",
         "args":null,"env":null,"tokenAttributes":null}]}"#;
-    assert_eq!(read(json).unwrap()[0].version, Version::V1Beta1);
+    assert_eq!(read(json).unwrap()[0].version, PluginApiVersion::V1Beta1);
 }
 
 #[test]

@@ -117,7 +117,7 @@ async fn a_plugin_with_too_much_output_dies() {
 
 #[test]
 fn growing_the_output_loses_no_bytes() {
-    let mut output = Output::default();
+    let mut output = PluginOutput::default();
     let bytes: Vec<u8> = (0..100_000u32).map(|n| n.to_le_bytes()[0]).collect();
     for chunk in bytes.chunks(777) {
         output.push(chunk);

@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use prepull_api::task::Bytes;
+use prepull_api::task::ByteProgress;
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
 
-use self::stall::{LIMIT, Stage, StallDetector};
+use self::stall::{LIMIT, PullStage, StallDetector};
 use crate::images::containerd::{ContentStore, Ingest, Leases};
 use crate::images::puller::ProgressSink;
 
@@ -114,7 +114,7 @@ struct OpenLayers<'a> {
 
 impl OpenLayers<'_> {
     /// Sets their number. Returns that of the other pulls.
-    fn set(&mut self, own: usize) -> usize {
+    fn set_own(&mut self, own: usize) -> usize {
         // Relaxed, because this number guards no other data.
         self.all.fetch_add(own, Ordering::Relaxed);
         let all = self.all.fetch_sub(self.own, Ordering::Relaxed) - self.own;
@@ -165,7 +165,7 @@ impl PullWatch<'_> {
                 }
             }
             let stage = match &mut layers {
-                None => Stage::Resolving { may_unpack: !is_resolving },
+                None => PullStage::Resolving { may_unpack: !is_resolving },
                 Some(layers) => {
                     for layer in layers.iter_mut() {
                         let ingest = ingests.get(&layer.layer.digest);
@@ -175,12 +175,12 @@ impl PullWatch<'_> {
                     }
                     progress(add_up(layers));
                     let written = layers.iter().filter(|layer| layer.is_written).count();
-                    Stage::Fetching { written, begun: add_up_begun(layers) }
+                    PullStage::Fetching { written, begun: add_up_begun(layers) }
                 }
             };
-            let others = open.set(match stage {
-                Stage::Resolving { .. } => 0,
-                Stage::Fetching { written, .. } => written,
+            let others = open.set_own(match stage {
+                PullStage::Resolving { .. } => 0,
+                PullStage::Fetching { written, .. } => written,
             });
             if let Some(limit) = stall.observe(&ingests, stage, others, Instant::now()) {
                 return Stalled(limit);
@@ -191,7 +191,7 @@ impl PullWatch<'_> {
 
     /// The manifest that the pull has resolved. `Some(None)` before that, and `None` without an answer.
     async fn find_manifest(&self) -> Option<Option<String>> {
-        let blobs = self.watcher.leases.blobs(&self.lease).await?;
+        let blobs = self.watcher.leases.kept_blobs(&self.lease).await?;
         self.watcher.store.find_manifest(&blobs).await
     }
 }
@@ -238,9 +238,12 @@ impl LayerProgress {
     }
 }
 
-fn add_up(layers: &[LayerProgress]) -> Bytes {
+fn add_up(layers: &[LayerProgress]) -> ByteProgress {
     let done = |state: &LayerProgress| if state.whole { state.layer.size } else { state.written };
-    Bytes { done: layers.iter().map(done).sum(), total: layers.iter().map(|state| state.layer.size).sum() }
+    ByteProgress {
+        done: layers.iter().map(done).sum(),
+        total: layers.iter().map(|state| state.layer.size).sum(),
+    }
 }
 
 /// Bytes of the layers in progress. `None` if there are none.
@@ -265,16 +268,16 @@ mod tests {
             LayerProgress::new(Descriptor { digest: format!("sha256:{size}"), size, ..Descriptor::default() })
         };
         let mut layers = [layer(100), layer(50), layer(7)];
-        assert_eq!(add_up(&layers), Bytes { done: 0, total: 157 });
+        assert_eq!(add_up(&layers), ByteProgress { done: 0, total: 157 });
         layers[0].whole = true;
         let look = |layer: &mut LayerProgress, offset: Option<u64>| {
             let ingest = offset.map(|offset| Ingest { offset, last_write: None });
             layer.observe(ingest.as_ref(), SystemTime::UNIX_EPOCH)
         };
         assert!(!look(&mut layers[1], Some(20)));
-        assert_eq!(add_up(&layers), Bytes { done: 120, total: 157 });
+        assert_eq!(add_up(&layers), ByteProgress { done: 120, total: 157 });
         assert!(!look(&mut layers[1], Some(60)));
-        assert_eq!(add_up(&layers), Bytes { done: 150, total: 157 }, "never more than the layer has");
+        assert_eq!(add_up(&layers), ByteProgress { done: 150, total: 157 }, "never more than the layer has");
         assert!(look(&mut layers[1], None), "it may be whole");
         assert!(!look(&mut layers[1], None) && layers[1].is_unknown(), "asked once, and then now and then");
     }

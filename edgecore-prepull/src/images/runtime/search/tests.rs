@@ -3,15 +3,16 @@
 use tempfile::TempDir;
 
 use super::*;
-use crate::images::runtime::fake::{Version, serve};
+use crate::images::runtime::fake::{VersionAnswer, serve};
 
-const RUNS: Version = Version(Ok("containerd"));
-const WITHOUT_CRI: Version = Version(Err((Code::Unimplemented, "unknown service runtime.v1.RuntimeService")));
-const STARTS: Version = Version(Err((Code::Unknown, "server is not initialized yet")));
+const RUNS: VersionAnswer = VersionAnswer(Ok("containerd"));
+const WITHOUT_CRI: VersionAnswer =
+    VersionAnswer(Err((Code::Unimplemented, "unknown service runtime.v1.RuntimeService")));
+const STARTS: VersionAnswer = VersionAnswer(Err((Code::Unknown, "server is not initialized yet")));
 
 struct Places {
     directory: TempDir,
-    search: Search,
+    search: RuntimeSearch,
 }
 
 impl Places {
@@ -19,7 +20,7 @@ impl Places {
         let directory = TempDir::new().unwrap();
         let places = ["one", "two", "three"].map(|name| directory.path().join(name)).to_vec();
         let docker = directory.path().join("three");
-        Self { directory, search: Search::of(places, docker) }
+        Self { directory, search: RuntimeSearch::in_places(places, docker) }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -1,10 +1,10 @@
 #![allow(clippy::unwrap_used)]
 
 use futures::FutureExt;
-use prepull_api::sites::{BlobSource, Peer, PeerFault, TicketTerms};
+use prepull_api::sites::{BlobPeer, BlobSource, PeerFault, TicketTerms};
 use prepull_api::task::JobUid;
 
-use super::super::{Seeker, Sought, Way};
+use super::super::{BlobOrigin, Seeker, Sought};
 use super::*;
 use crate::images::rate::Bucket;
 
@@ -38,13 +38,17 @@ fn heard(hub: &Hub) -> Vec<(String, BlobState, u64)> {
     messages.flat_map(|blobs| blobs.blobs).map(|blob| (blob.digest, blob.state, blob.done)).collect()
 }
 
-fn peer(node: &str) -> Peer {
-    Peer { node: node.into(), addresses: vec!["10.0.0.1:1".to_owned()], ticket: "9999999999.ab".to_owned() }
+fn peer(node: &str) -> BlobPeer {
+    BlobPeer {
+        node: node.into(),
+        addresses: vec!["10.0.0.1:1".to_owned()],
+        ticket: "9999999999.ab".to_owned(),
+    }
 }
 
 fn tell(hub: &Hub, digest: &str, from: From) {
     let blobs = vec![BlobSource { digest: digest.to_owned(), from }];
-    hub.direct(Sources { task: task(), blobs });
+    hub.apply_sources(BlobSources { task: task(), blobs });
 }
 
 fn carry() -> From {
@@ -54,25 +58,29 @@ fn carry() -> From {
 #[tokio::test(start_paused = true)]
 async fn a_pull_does_as_the_cloud_says_and_tells_what_becomes_of_it() {
     let hub = hub();
-    hub.connect(&welcome(true));
+    hub.begin_session(&welcome(true));
     let mut seeker = seek(&hub, "a", SIZE, 7, false).unwrap();
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 7)]);
-    assert!(seeker.way().now_or_never().is_none());
+    assert!(seeker.wait_for_origin().now_or_never().is_none());
     tell(&hub, "a", carry());
-    assert_eq!(seeker.way().await, Way::Registry(None));
+    assert_eq!(seeker.wait_for_origin().await, BlobOrigin::Registry(None));
     seeker.set_done(9);
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Carrying, 9)]);
     tell(&hub, "a", carry());
     assert!(!seeker.is_redirected(), "a repetition breaks nothing off");
     tell(&hub, "a", From::Peers { peers: vec![peer("b"), peer("c")] });
     assert!(seeker.is_redirected());
-    assert_eq!(seeker.way().await, Way::Peer(peer("b")));
-    seeker.fail(&"b".into(), PeerFault::Unreachable);
-    assert_eq!(seeker.way().await, Way::Peer(peer("c")), "the next one, without a question");
-    seeker.fail(&"c".into(), PeerFault::Busy);
-    assert!(seeker.way().now_or_never().is_none());
+    assert_eq!(seeker.wait_for_origin().await, BlobOrigin::Peer(peer("b")));
+    seeker.note_fault(&"b".into(), PeerFault::Unreachable);
+    assert_eq!(
+        seeker.wait_for_origin().await,
+        BlobOrigin::Peer(peer("c")),
+        "the next one, without a question"
+    );
+    seeker.note_fault(&"c".into(), PeerFault::Busy);
+    assert!(seeker.wait_for_origin().now_or_never().is_none());
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 9)]);
-    seeker.finish();
+    seeker.note_arrived();
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Here, SIZE)]);
     drop(seek(&hub, "b", SIZE, 0, false).unwrap());
     assert_eq!(heard(&hub), [("b".to_owned(), BlobState::Dropped, 0)]);
@@ -82,12 +90,12 @@ async fn a_pull_does_as_the_cloud_says_and_tells_what_becomes_of_it() {
 #[tokio::test]
 async fn a_task_sent_again_repeats_its_wants() {
     let hub = hub();
-    hub.connect(&welcome(true));
+    hub.begin_session(&welcome(true));
     let _seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     assert_eq!(heard(&hub).len(), 1);
-    hub.repeat(&TaskId { attempt: 2, ..task() });
+    hub.repeat_wants(&TaskId { attempt: 2, ..task() });
     assert_eq!(heard(&hub), []);
-    hub.repeat(&task());
+    hub.repeat_wants(&task());
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 0)]);
 }
 
@@ -95,8 +103,8 @@ async fn a_task_sent_again_repeats_its_wants() {
 async fn without_a_word_from_the_cloud_a_pull_helps_itself() {
     let hub = hub();
     let mut seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
-    let (begun, way) = (Instant::now(), seeker.way().await);
-    assert!(matches!(way, Way::Registry(Some(why)) if why.contains("60 s")));
+    let (begun, way) = (Instant::now(), seeker.wait_for_origin().await);
+    assert!(matches!(way, BlobOrigin::Registry(Some(why)) if why.contains("60 s")));
     assert_eq!(begun.elapsed().as_secs(), 60);
     drop(seeker);
     // Any word about the task is a sign that the others are waited for.
@@ -108,7 +116,7 @@ async fn without_a_word_from_the_cloud_a_pull_helps_itself() {
             tell(&hub, "other", From::Wait);
         }
     };
-    tokio::join!(reminding, async { seeker.way().await });
+    tokio::join!(reminding, async { seeker.wait_for_origin().await });
     assert_eq!(begun.elapsed().as_secs(), 9 * 20 + 60);
 }
 
@@ -117,17 +125,17 @@ async fn where_the_site_has_a_limit_a_pull_waits_for_the_cloud_and_keeps_to_its_
     let hub = hub();
     let mut seeker = seek(&hub, "a", SIZE, 0, true).unwrap();
     let day = Duration::from_secs(24 * 3600);
-    assert!(tokio::time::timeout(day, seeker.way()).await.is_err());
+    assert!(tokio::time::timeout(day, seeker.wait_for_origin()).await.is_err());
     let part = |rate| From::Registry { alone: String::new(), max_rate: std::num::NonZeroU64::new(rate) };
     tell(&hub, "a", part(1000));
-    assert_eq!(seeker.way().await, Way::Registry(None));
+    assert_eq!(seeker.wait_for_origin().await, BlobOrigin::Registry(None));
     let begun = Instant::now();
-    seeker.take(10_000, None).await;
+    seeker.take_bytes(10_000, None).await;
     assert!((9..=10).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
     tell(&hub, "a", part(10_000));
     assert!(!seeker.is_redirected(), "another part breaks nothing off");
     let begun = Instant::now();
-    seeker.take(10_000, None).await;
+    seeker.take_bytes(10_000, None).await;
     assert!(begun.elapsed().as_secs() <= 1, "{:?}", begun.elapsed());
 }
 
@@ -139,17 +147,17 @@ fn a_new_session_hears_everything_and_an_older_cloud_nothing() {
     let seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     hub.announce(&task(), "b", SIZE);
     assert_eq!(heard(&hub), []);
-    hub.connect(&welcome(false));
+    hub.begin_session(&welcome(false));
     assert_eq!(heard(&hub), [], "it would end the session");
     let all = [("a".to_owned(), BlobState::Wanted, 0), ("b".to_owned(), BlobState::Here, SIZE)];
     for _ in 0..2 {
-        hub.connect(&welcome(true));
+        hub.begin_session(&welcome(true));
         assert_eq!(heard(&hub), all);
         assert_eq!(heard(&hub), []);
-        hub.disconnect();
+        hub.end_session();
     }
     drop(seeker);
-    hub.connect(&welcome(true));
+    hub.begin_session(&welcome(true));
     heard(&hub);
     // What the cloud believes of a node that was restarted is put right.
     tell(&hub, "a", carry());
@@ -163,7 +171,7 @@ fn a_new_session_hears_everything_and_an_older_cloud_nothing() {
 #[tokio::test]
 async fn what_has_come_further_is_told_now_and_then() {
     let hub = hub();
-    hub.connect(&welcome(true));
+    hub.begin_session(&welcome(true));
     let seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
     heard(&hub);
     seeker.set_done(5);
@@ -188,33 +196,34 @@ async fn a_pull_helps_itself_in_time() {
         }
     };
     let way = tokio::select! {
-        way = seeker.way() => way,
+        way = seeker.wait_for_origin() => way,
         () = reminding => unreachable!(),
     };
-    assert!(matches!(way, Way::Registry(Some(why)) if why.contains("half of its time")));
+    assert!(matches!(way, BlobOrigin::Registry(Some(why)) if why.contains("half of its time")));
     assert_eq!(begun.elapsed().as_secs(), 500);
     tell(&hub, "a", From::Peers { peers: vec![peer("b")] });
     assert!(!seeker.is_redirected(), "it ignores the cloud");
     let site = Bucket::new(std::num::NonZeroU64::new(1000));
     let begun = Instant::now();
-    seeker.take(10_000, Some(&site)).await;
+    seeker.take_bytes(10_000, Some(&site)).await;
     assert!((9..=10).contains(&begun.elapsed().as_secs()), "the site's limit holds: {:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_expired_ticket_is_asked_for_again() {
     let hub = hub();
-    hub.connect(&welcome(true));
+    hub.begin_session(&welcome(true));
     let mut seeker = seek(&hub, "a", SIZE, 0, false).unwrap();
-    let with = |ticket: &str| From::Peers { peers: vec![Peer { ticket: ticket.to_owned(), ..peer("b") }] };
+    let with =
+        |ticket: &str| From::Peers { peers: vec![BlobPeer { ticket: ticket.to_owned(), ..peer("b") }] };
     tell(&hub, "a", with("60.ab"));
-    assert!(matches!(seeker.way().await, Way::Peer(_)));
+    assert!(matches!(seeker.wait_for_origin().await, BlobOrigin::Peer(_)));
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Fetching, 0)]);
     sleep(Duration::from_secs(60)).await;
-    assert!(seeker.way().now_or_never().is_none());
+    assert!(seeker.wait_for_origin().now_or_never().is_none());
     assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 0)]);
     tell(&hub, "a", with("120.ab"));
-    assert!(matches!(seeker.way().await, Way::Peer(peer) if peer.ticket == "120.ab"));
+    assert!(matches!(seeker.wait_for_origin().await, BlobOrigin::Peer(peer) if peer.ticket == "120.ab"));
     tell(&hub, "a", with("180.ab"));
     assert!(!seeker.is_redirected(), "a fresh ticket breaks nothing off");
 }

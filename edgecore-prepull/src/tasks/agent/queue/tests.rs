@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prepull_api::task::{ImageOutcome, Task, TaskId, TaskOutcome};
-use prepull_api::wire::{EdgeMessage, Key, OpenPhase};
+use prepull_api::wire::{EdgeMessage, OpenPhase, PullKey};
 
 use super::super::tests::{Harness, assign, record_of, result_of, task};
 use super::super::{AgentEffect, AgentEvent, Execution, TaskRecord, WallClock};
@@ -131,17 +131,17 @@ fn new_terms_keep_the_old_turn() {
     }
     harness.pass(200);
     let mut again = assign(tasks[1].clone());
-    again.keys = vec![Key::anonymous()];
+    again.keys = vec![PullKey::anonymous()];
     let effects = harness.on(AgentEvent::Assign(again));
     let [AgentEffect::Persist(record), AgentEffect::Send(EdgeMessage::Accepted { .. })] = &effects[..] else {
         panic!("{effects:?}")
     };
-    assert_eq!(record.deadline_set, WallClock::of(harness.now.wall));
+    assert_eq!(record.deadline_set, WallClock::from_system_time(harness.now.wall));
     let deadline = harness.now.monotonic + Duration::from_secs(300);
     let effects = harness.end(&tasks[0]);
     let [execution] = started(&effects)[..] else { panic!("{effects:?}") };
     assert_eq!((&execution.task, execution.terms.deadline), (&tasks[1], deadline));
-    assert!(execution.terms.keys.iter().all(|key| **key == Key::anonymous()));
+    assert!(execution.terms.keys.iter().all(|key| **key == PullKey::anonymous()));
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn locked(password: &'static str) -> (Arc<Fake>, Execution) {
     (fake, execution(vec![always("r.example/a:1")]))
 }
 
-fn with_key(mut execution: Execution, key: Arc<Key>) -> Execution {
+fn with_key(mut execution: Execution, key: Arc<PullKey>) -> Execution {
     execution.terms.keys = vec![key];
     execution
 }
@@ -58,7 +58,8 @@ async fn unneeded_providers_are_not_run() {
     present.task.images[0].policy = PullPolicy::IfNotPresent;
     assert_eq!(outcomes(&run_with(&fake, &providers, present).await), [Already]);
     let (fake, unavailable) = locked("right");
-    let unavailable = with_key(unavailable, Arc::new(Key::Unavailable { reason: "no secret".to_owned() }));
+    let unavailable =
+        with_key(unavailable, Arc::new(PullKey::Unavailable { reason: "no secret".to_owned() }));
     assert_eq!(outcomes(&run_with(&fake, &providers, unavailable).await), [Failed]);
     // An unreachable registry has refused nothing.
     let (fake, broken) = locked("right");
@@ -96,7 +97,7 @@ async fn refused_credentials_never_become_anonymous() {
     );
     let (fake, execution) = locked("other");
     let note = "secret default/a has no entry for r.example".to_owned();
-    let end = run_with(&fake, &providers, with_key(execution, Arc::new(Key::Anonymous { note }))).await;
+    let end = run_with(&fake, &providers, with_key(execution, Arc::new(PullKey::Anonymous { note }))).await;
     assert_eq!(passwords(&fake), some(&["stale"]));
     assert_eq!(
         end.images[0].reason,

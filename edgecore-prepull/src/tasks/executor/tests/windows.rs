@@ -7,7 +7,7 @@ use prepull_api::wire::Assign;
 use prepull_window::parse_window;
 
 use super::*;
-use crate::tasks::agent::{Agent, AgentEffect, AgentEvent, NodeClock, Now, TaskTerms};
+use crate::tasks::agent::{AgentEffect, AgentEvent, NodeWindows, Now, TaskAgent, TaskTerms};
 
 thread_local! {
     /// The node's clock.
@@ -26,7 +26,7 @@ fn wall() -> SystemTime {
 }
 
 pub(super) fn executor(fake: &Arc<Fake>) -> Arc<Executor<Fake>> {
-    let mut executor = Executor::new(fake.clone(), NonZeroUsize::new(2).unwrap(), Limits::default());
+    let mut executor = Executor::new(fake.clone(), NonZeroUsize::new(2).unwrap(), CheckLimits::default());
     executor.images.random = || 1.0;
     executor.images.clock = CLOCK.with(Arc::clone);
     Arc::new(executor)
@@ -44,12 +44,12 @@ pub(super) fn terms_of(
     download: DownloadTerms,
     own: &[&str],
 ) -> TaskTerms {
-    let clock = NodeClock { windows: windows(own).windows, ..NodeClock::default() };
-    let mut agent = Agent::new(std::num::NonZeroU32::MIN).with_clock(clock);
+    let clock = NodeWindows { windows: windows(own).windows, ..NodeWindows::default() };
+    let mut agent = TaskAgent::new(std::num::NonZeroU32::MIN).with_clock(clock);
     let now = Now { monotonic: Instant::now().into_std(), wall: wall(), boot: None };
     let task = execution.task.clone();
     let (id, remaining) = (task.id.clone(), Duration::from_secs(seconds));
-    let keys = vec![Key::anonymous()];
+    let keys = vec![PullKey::anonymous()];
     agent.handle(AgentEvent::Assign(Assign { task, remaining, keys, download }), now);
     let effects = agent.handle(AgentEvent::Persisted(id), now);
     let started = effects.into_iter().find_map(|effect| match effect {

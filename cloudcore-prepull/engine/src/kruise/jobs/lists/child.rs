@@ -13,15 +13,15 @@ use crate::shared::objects::ObjectId;
 
 /// Hashes of a template. A template may name thousands of nodes, and each child has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fingerprint {
+pub(super) struct SpecFingerprint {
     pub(super) whole: u64,
     /// Hash of `pullSecrets`, which are immutable.
     pub(super) secrets: u64,
 }
 
-impl Fingerprint {
+impl SpecFingerprint {
     /// The fingerprint of a template, the same whether or not the API server has filled in its defaults.
-    pub(super) fn of(template: &PullJobTemplate) -> Self {
+    pub(super) fn of_template(template: &PullJobTemplate) -> Self {
         let mut full = template.clone();
         full.completion_policy.type_.get_or_insert_with(|| "Always".to_owned());
         let limits = full.pull_policy.get_or_insert_default();
@@ -44,10 +44,10 @@ fn hash(value: &impl Hash) -> u64 {
     clippy::struct_excessive_bools,
     reason = "what Kruise's status counts; a child may be several of these"
 )]
-pub(super) struct Child {
+pub(super) struct ListChild {
     pub(super) id: ObjectId,
     pub(super) image: String,
-    pub(super) template: Fingerprint,
+    pub(super) template: SpecFingerprint,
     pub(super) is_being_deleted: bool,
     /// Counts as active in the list's status: nodes are pulling.
     pub(super) is_active: bool,
@@ -61,10 +61,10 @@ pub(super) struct Child {
     pub(super) is_failed: bool,
 }
 
-impl Child {
+impl ListChild {
     /// Reads a child's status as Kruise does. A job refused after its start hasn't ended, even if its numbers look like
     /// it.
-    pub(super) fn of(job: &ImagePullJob) -> Self {
+    pub(super) fn from_job(job: &ImagePullJob) -> Self {
         let status = job.status.clone().unwrap_or_default();
         let is_never =
             matches!(rules::pull_job(&job.spec), Ok(job) if job.template.completion == Completion::Never);
@@ -73,7 +73,7 @@ impl Child {
         Self {
             id: metadata::object_id(&job.metadata),
             image: job.spec.image.clone(),
-            template: Fingerprint::of(&job.spec.template),
+            template: SpecFingerprint::of_template(&job.spec.template),
             is_being_deleted: metadata::is_being_deleted(&job.metadata),
             is_active: started && status.active > 0,
             has_finished: status.completion_time.is_some(),
@@ -86,14 +86,14 @@ impl Child {
 
 /// The children of one list, by UID.
 #[derive(Debug, Default)]
-pub(super) struct Children(BTreeMap<JobUid, Child>);
+pub(super) struct Children(BTreeMap<JobUid, ListChild>);
 
 impl Children {
-    pub(super) fn put(&mut self, child: Child) {
+    pub(super) fn put(&mut self, child: ListChild) {
         self.0.insert(child.id.uid.clone(), child);
     }
 
-    pub(super) fn remove(&mut self, uid: &JobUid) -> Option<Child> {
+    pub(super) fn remove(&mut self, uid: &JobUid) -> Option<ListChild> {
         self.0.remove(uid)
     }
 
@@ -105,7 +105,7 @@ impl Children {
         self.0.keys()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Child> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &ListChild> {
         self.0.values()
     }
 }
@@ -133,7 +133,7 @@ mod tests {
                 "status": { "desired": 2, "succeeded": 2, "startTime": start, "completionTime": end },
             }))
             .unwrap();
-            let child = Child::of(&job);
+            let child = ListChild::from_job(&job);
             let seen = (child.is_completed, child.is_succeeded, child.has_finished);
             assert_eq!(seen, (counts, counts, end.is_some()), "{start:?} {end:?} {type_}");
         }

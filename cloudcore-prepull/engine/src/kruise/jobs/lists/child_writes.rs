@@ -48,7 +48,7 @@ impl Default for ChildWrites {
 
 impl ChildWrites {
     /// When the write may be made; `None` while one is in flight.
-    pub(super) fn due(&self, write: ChildWrite) -> Option<Timestamp> {
+    pub(super) fn due_at(&self, write: ChildWrite) -> Option<Timestamp> {
         if self.in_flight {
             return None;
         }
@@ -74,12 +74,12 @@ impl ChildWrites {
         self.not_before = None;
     }
 
-    pub(super) fn begin(&mut self, write: ChildWrite) {
+    pub(super) fn begin_write(&mut self, write: ChildWrite) {
         (self.last, self.in_flight) = (Some(write), true);
     }
 
     /// Ends the write that is in flight. Returns whether the child's name turns out to be taken.
-    pub(super) fn end(&mut self, outcome: WriteOutcome, now: Timestamp) -> bool {
+    pub(super) fn end_write(&mut self, outcome: WriteOutcome, now: Timestamp) -> bool {
         self.in_flight = false;
         self.is_refused = outcome != WriteOutcome::Done;
         let wait = if outcome == WriteOutcome::Failed {

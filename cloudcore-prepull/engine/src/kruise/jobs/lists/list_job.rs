@@ -8,11 +8,11 @@ use prepull_api::crd::kruise::{
     FailedImageStatus, ImageListPullJob, ImageListPullJobStatus, ImagePullJobSpec, PullJobTemplate,
 };
 
-use super::child::{Child, Children, Fingerprint};
+use super::child::{Children, ListChild, SpecFingerprint};
 use super::child_writes::{ChildWrite, ChildWrites};
-use crate::kruise::jobs::kind::Object;
+use crate::kruise::jobs::kind::KruiseJobObject;
 use crate::kruise::jobs::lifecycle::Lifecycle;
-use crate::kruise::jobs::registry::Running;
+use crate::kruise::jobs::registry::RunningJob;
 use crate::kruise::jobs::tag_requests::child_name;
 use crate::kruise::jobs::{Action, Effects, JobWrite, metadata, status};
 use crate::kruise::rules::{self, Completion, ValidListJob};
@@ -24,16 +24,16 @@ use crate::shared::reasons;
 const KIND: ObjectKind = ObjectKind::ImageListPullJob;
 
 #[derive(Debug)]
-struct Plan {
+struct ListPlan {
     list: ValidListJob,
     template: PullJobTemplate,
-    fingerprint: Fingerprint,
+    fingerprint: SpecFingerprint,
 }
 
 #[derive(Debug)]
-pub(super) struct ListJob {
+pub(super) struct RunningListJob {
     lifecycle: Lifecycle<ImageListPullJob>,
-    plan: Option<Plan>,
+    plan: Option<ListPlan>,
     /// The writes of the children, by image.
     writes: BTreeMap<String, ChildWrites>,
     /// Whether a child must be deleted first. The list can't end before that: children to re-create haven't finished,
@@ -43,7 +43,7 @@ pub(super) struct ListJob {
     child_write_due: Option<Timestamp>,
 }
 
-impl Running for ListJob {
+impl RunningJob for RunningListJob {
     type Kind = ImageListPullJob;
 
     fn lifecycle(&mut self) -> &mut Lifecycle<ImageListPullJob> {
@@ -51,8 +51,8 @@ impl Running for ListJob {
     }
 }
 
-impl ListJob {
-    pub(super) fn new(object: &Object<ImageListPullJob>) -> Self {
+impl RunningListJob {
+    pub(super) fn new(object: &KruiseJobObject<ImageListPullJob>) -> Self {
         Self {
             lifecycle: Lifecycle::new(object),
             plan: None,
@@ -63,15 +63,19 @@ impl ListJob {
     }
 
     /// Takes over the object. Returns whether the list has to react.
-    pub(super) fn observe(&mut self, object: Object<ImageListPullJob>, fx: &mut Effects<'_>) -> bool {
-        let Some(spec) = self.lifecycle.observe(object) else { return false };
+    pub(super) fn observe(
+        &mut self,
+        object: KruiseJobObject<ImageListPullJob>,
+        fx: &mut Effects<'_>,
+    ) -> bool {
+        let Some(spec) = self.lifecycle.take_object(object) else { return false };
         match spec.and_then(|spec| rules::list_job(spec).map(|list| (list, spec.template.clone()))) {
             Ok((list, mut template)) => {
                 // The children have no time to live of their own: they are deleted with the list.
                 template.completion_policy.ttl_seconds_after_finished = None;
-                let fingerprint = Fingerprint::of(&template);
-                self.lifecycle.accept();
-                self.plan = Some(Plan { list, template, fingerprint });
+                let fingerprint = SpecFingerprint::of_template(&template);
+                self.lifecycle.clear_refusal();
+                self.plan = Some(ListPlan { list, template, fingerprint });
             }
             // Unlike those of a job that is refused, the children go on by the last valid spec.
             Err(reason) => self.lifecycle.refuse(reason, fx),
@@ -106,9 +110,9 @@ impl ListJob {
 
     pub(super) fn end_child_write(&mut self, image: &str, outcome: WriteOutcome, fx: &mut Effects<'_>) {
         let Some(writes) = self.writes.get_mut(image) else { return };
-        if writes.end(outcome, fx.now) {
+        if writes.end_write(outcome, fx.now) {
             let id = self.lifecycle.id();
-            fx.emit(status::warning(KIND, id, reasons::NAME_TAKEN, name_taken(id, image)));
+            fx.emit(status::warning_event(KIND, id, reasons::NAME_TAKEN, name_taken(id, image)));
         }
     }
 
@@ -116,19 +120,19 @@ impl ListJob {
     pub(super) fn advance(&mut self, children: &Children, fx: &mut Effects<'_>) {
         self.child_write_due = None;
         if !self.lifecycle.has_ended() && !self.lifecycle.is_refused() && self.plan.is_some() {
-            self.lifecycle.start(fx.now);
+            self.lifecycle.start_once(fx.now);
             self.write_children(children, fx);
         }
-        let mut status = self.status(children);
+        let mut status = self.desired_status(children);
         if !self.lifecycle.has_ended() && self.is_complete(children) {
             status.completion_time = Some(Time(metadata::whole_seconds(fx.now)));
             let (succeeded, desired) = (status.succeeded, status.desired);
             let note = format!("job has completed: {succeeded} of {desired} images are on all nodes");
             fx.emit(status::end_event(KIND, self.lifecycle.id(), succeeded == desired, note));
-            self.lifecycle.end(status.clone());
+            self.lifecycle.end_with(status.clone());
         }
         if self.lifecycle.is_write_due(fx.now) {
-            self.lifecycle.write(status, fx);
+            self.lifecycle.write_status(status, fx);
         }
     }
 
@@ -145,10 +149,10 @@ impl ListJob {
 
     /// The writes that bring the children in line with the list: those of its images in their order, then the deletions.
     fn wanted_writes<'a>(
-        plan: &'a Plan,
+        plan: &'a ListPlan,
         list: &str,
         children: &'a Children,
-        by_image: &HashMap<&'a str, &'a Child>,
+        by_image: &HashMap<&'a str, &'a ListChild>,
     ) -> Vec<(&'a str, ChildWrite, Option<&'a ObjectId>)> {
         let is_in_use =
             |name: &str| children.all().any(|child| child.is_being_deleted && child.id.name == name);
@@ -187,12 +191,12 @@ impl ListJob {
         self.has_children_to_delete = wanted.iter().any(|(_, write, _)| *write == ChildWrite::Delete);
         for (image, write, child) in wanted {
             let writes = self.writes.entry(image.to_owned()).or_default();
-            let Some(due) = writes.due(write) else { continue };
+            let Some(due) = writes.due_at(write) else { continue };
             if due > fx.now {
                 self.child_write_due = Some(self.child_write_due.map_or(due, |known| known.min(due)));
                 continue;
             }
-            writes.begin(write);
+            writes.begin_write(write);
             let (list, image) = (list.clone(), image.to_owned());
             let spec =
                 || Box::new(ImagePullJobSpec { image: image.clone(), template: plan.template.clone() });
@@ -207,9 +211,9 @@ impl ListJob {
     }
 
     /// The child of each image; among several, the one with the name that this list would give it.
-    fn by_image<'a>(&self, children: &'a Children) -> HashMap<&'a str, &'a Child> {
+    fn by_image<'a>(&self, children: &'a Children) -> HashMap<&'a str, &'a ListChild> {
         let list = &self.lifecycle.id().name;
-        let mut by_image: HashMap<&str, &Child> = HashMap::new();
+        let mut by_image: HashMap<&str, &ListChild> = HashMap::new();
         for child in children.all().filter(|child| !child.is_being_deleted) {
             let known = by_image.entry(&child.image).or_insert(child);
             if known.id.name != child_name(list, &child.image) {
@@ -220,15 +224,17 @@ impl ListJob {
     }
 
     /// The status that the API server should have.
-    fn status(&self, children: &Children) -> ImageListPullJobStatus {
+    fn desired_status(&self, children: &Children) -> ImageListPullJobStatus {
         if let Some(fixed) = self.lifecycle.fixed_status() {
             return fixed;
         }
         let Some(plan) = &self.plan else { return ImageListPullJobStatus::default() };
         let by_image = self.by_image(children);
         let known = || plan.list.images.iter().filter_map(|image| by_image.get(image.as_str()));
-        let count = |is_counted: fn(&Child) -> bool| {
-            status::int(u32::try_from(known().filter(|child| is_counted(child)).count()).unwrap_or(u32::MAX))
+        let count = |is_counted: fn(&ListChild) -> bool| {
+            status::saturating_i32(
+                u32::try_from(known().filter(|child| is_counted(child)).count()).unwrap_or(u32::MAX),
+            )
         };
         let failed = known().filter(|child| child.is_failed).map(|child| FailedImageStatus {
             image_pull_job: child.id.name.clone(),
@@ -243,7 +249,7 @@ impl ListJob {
         ImageListPullJobStatus {
             start_time: self.lifecycle.start_time().map(Time),
             completion_time: None,
-            desired: status::int(u32::try_from(plan.list.images.len()).unwrap_or(u32::MAX)),
+            desired: status::saturating_i32(u32::try_from(plan.list.images.len()).unwrap_or(u32::MAX)),
             active: count(|child| child.is_active),
             completed: count(|child| child.is_completed),
             succeeded: count(|child| child.is_succeeded),

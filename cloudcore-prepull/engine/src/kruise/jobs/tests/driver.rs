@@ -19,7 +19,7 @@ use crate::shared::events::ObjectEvent;
 use crate::shared::objects::ObjectId;
 
 pub(super) struct Driver {
-    pub(super) jobs: Jobs,
+    pub(super) jobs: KruiseJobs,
     pub(super) now: Timestamp,
     pub(super) api: BTreeMap<String, ImagePullJob>,
     pub(super) lists: BTreeMap<String, ImageListPullJob>,
@@ -40,7 +40,7 @@ impl Driver {
     /// With no node and no pod.
     pub(super) fn new() -> Self {
         let mut driver = Self {
-            jobs: Jobs::default(),
+            jobs: KruiseJobs::default(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             api: BTreeMap::new(),
             lists: BTreeMap::new(),
@@ -149,7 +149,7 @@ impl Driver {
 
     /// Cloudcore restarts and lists everything again.
     pub(super) fn restart(&mut self, nodes: &[&str]) {
-        self.jobs = Jobs::default();
+        self.jobs = KruiseJobs::default();
         for node in nodes {
             self.node(node, &[]);
         }

@@ -14,9 +14,9 @@ use crate::kruise::node_images::events::full_event;
 use crate::kruise::node_images::object::ObjectState;
 use crate::kruise::node_images::reported::ReportedStates;
 use crate::kruise::node_images::requests::QueuedRequest;
-use crate::kruise::node_images::spec_edit::{self, Edit};
-use crate::kruise::node_images::status::{Difference, desired_status, difference};
-use crate::kruise::node_images::{Context, Write, Written};
+use crate::kruise::node_images::spec_edit::{self, EditOutcome};
+use crate::kruise::node_images::status::{Difference, compare_statuses, desired_status};
+use crate::kruise::node_images::{Context, NodeImageWrite, WrittenNodeImage};
 use crate::shared::pacing::{Backoff, Moment};
 
 /// The wait after a write that failed, or had no effect.
@@ -33,7 +33,7 @@ const PROGRESS_RETRY: Duration = Duration::from_secs(1);
 /// The course of the writes of one NodeImage. Jobs have their own, though both pace and retry: spec and status
 /// of a NodeImage share one version, and its progress may wait, while each status of a job is urgent.
 #[derive(Debug)]
-pub(super) struct Writes {
+pub(super) struct NodeImageWrites {
     in_flight: Option<InFlight>,
     backoff: Backoff,
     not_before: Option<Timestamp>,
@@ -48,7 +48,7 @@ struct InFlight {
     replaces: Option<String>,
 }
 
-impl Default for Writes {
+impl Default for NodeImageWrites {
     fn default() -> Self {
         Self {
             in_flight: None,
@@ -60,7 +60,7 @@ impl Default for Writes {
     }
 }
 
-impl Writes {
+impl NodeImageWrites {
     pub(super) fn is_in_flight(&self) -> bool {
         self.in_flight.is_some()
     }
@@ -70,19 +70,19 @@ impl Writes {
         self.backoff.has_failed()
     }
 
-    fn begin(&mut self, object: Option<&CompactNodeImage>) {
+    fn begin_write(&mut self, object: Option<&CompactNodeImage>) {
         self.in_flight = Some(InFlight { replaces: object.map(|object| object.version.to_string()) });
     }
 
-    pub(super) fn end(&mut self, written: &Written, now: Timestamp) {
+    pub(super) fn end_write(&mut self, written: &WrittenNodeImage, now: Timestamp) {
         let replaced = self.in_flight.take().and_then(|write| write.replaces);
         let object = match written {
-            Written::Done(object) | Written::Refused(object) => object.as_ref(),
-            Written::Failed => return self.back_off(now),
+            WrittenNodeImage::Done(object) | WrittenNodeImage::Refused(object) => object.as_ref(),
+            WrittenNodeImage::Failed => return self.back_off(now),
         };
         // A write that changes nothing would be repeated at once, for ever.
         let version = object.map(|object| object.version.clone());
-        let is_refused = matches!(written, Written::Refused(_));
+        let is_refused = matches!(written, WrittenNodeImage::Refused(_));
         if version.as_deref() == replaced.as_deref() && (version.is_some() || is_refused) {
             self.back_off(now);
         } else {
@@ -98,7 +98,7 @@ impl Writes {
 
 impl TrackedNode {
     /// Makes the write that the NodeImage needs, if there is one and none is in flight.
-    pub(super) fn write(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
+    pub(super) fn write_if_needed(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
         if self.writes.is_in_flight() {
             return;
         }
@@ -114,12 +114,12 @@ impl TrackedNode {
         match (&self.node, self.object.present()) {
             (Some(_), Some(_)) => self.write_present(context, fx),
             (None, Some(object)) => {
-                fx.write(Write::Delete { uid: object.uid().to_owned() });
-                self.writes.begin(Some(object));
+                fx.request_write(NodeImageWrite::Delete { uid: object.uid().to_owned() });
+                self.writes.begin_write(Some(object));
             }
             (Some(node), None) if self.needs_creation(context.selector) => {
-                fx.write(Write::Create(Arc::new(node.labels.clone())));
-                self.writes.begin(None);
+                fx.request_write(NodeImageWrite::Create(Arc::new(node.labels.clone())));
+                self.writes.begin_write(None);
             }
             (_, None) => {}
         }
@@ -128,11 +128,12 @@ impl TrackedNode {
     /// Writes labels and spec if they have to change, or else the status.
     fn write_present(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
         let (Some(node), Some(object)) = (&self.node, self.object.present()) else { return };
-        let stored = object.status();
+        let stored = object.restore_status();
         let none = NodeImageStatus::default();
         let status = stored.as_ref().unwrap_or(&none);
-        let mut spec = object.spec();
-        let (mut has_changed, next_expiry) = spec_edit::prune(&mut spec, status, context.liveness, fx.now);
+        let mut spec = object.restore_spec();
+        let (mut has_changed, next_expiry) =
+            spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
         if let Some(next_expiry) = next_expiry {
             fx.wake_at(next_expiry);
         }
@@ -143,14 +144,14 @@ impl TrackedNode {
             if !is_active(&queued, context) {
                 continue;
             }
-            match spec_edit::apply(&mut spec, status, &queued.request, queued.new_round, fx.now) {
-                Edit::Changed => carried.push(queued),
-                Edit::Unchanged => unchanged.push(queued),
-                Edit::Deferred { has_disowned } => {
+            match spec_edit::apply_request(&mut spec, status, &queued.request, queued.new_round, fx.now) {
+                EditOutcome::Changed => carried.push(queued),
+                EditOutcome::Unchanged => unchanged.push(queued),
+                EditOutcome::Deferred { has_disowned } => {
                     has_changed |= has_disowned;
                     deferred.push(queued);
                 }
-                Edit::Full { has_disowned } => {
+                EditOutcome::Full { has_disowned } => {
                     has_changed |= has_disowned;
                     full.push(queued);
                 }
@@ -160,8 +161,13 @@ impl TrackedNode {
         let uid = object.uid().to_owned();
         if has_changed || *object.labels != node.labels {
             let (version, labels) = (object.version.to_string(), Arc::new(node.labels.clone()));
-            fx.write(Write::Spec { uid: uid.clone(), version, labels, spec: Box::new(spec) });
-            self.writes.begin(Some(object));
+            fx.request_write(NodeImageWrite::Spec {
+                uid: uid.clone(),
+                version,
+                labels,
+                spec: Box::new(spec),
+            });
+            self.writes.begin_write(Some(object));
             self.requests.begin_write(carried);
         } else {
             self.write_status(&spec, stored.as_ref(), context, fx);
@@ -189,7 +195,7 @@ impl TrackedNode {
         let none = NodeImageStatus::default();
         let current = |key: &_| self.pulls.status_of(key);
         let status = desired_status(spec, stored.unwrap_or(&none), current);
-        let Some(difference) = difference(&status, stored) else {
+        let Some(difference) = compare_statuses(&status, stored) else {
             self.writes.progress_since = None;
             return;
         };
@@ -208,11 +214,11 @@ impl TrackedNode {
             return fx.wake_at(due);
         }
         if difference == Difference::Progress && context.progress_budget.try_take(1.0, fx.now).is_err() {
-            return fx.wake_at(fx.now.after(PROGRESS_RETRY));
+            return fx.wake_at(fx.now.later_by(PROGRESS_RETRY));
         }
         let (uid, version) = (object.uid().to_owned(), object.version.to_string());
-        fx.write(Write::Status { uid, version, status: Box::new(status) });
-        self.writes.begin(Some(object));
+        fx.request_write(NodeImageWrite::Status { uid, version, status: Box::new(status) });
+        self.writes.begin_write(Some(object));
         (self.writes.status_written, self.writes.progress_since) = (Some(fx.now), None);
     }
 }
@@ -235,22 +241,25 @@ mod tests {
             Some(Box::new(object.into()))
         };
         let now = Timestamp::UNIX_EPOCH;
-        let waits = |replaces: Option<&str>, written: &Written| {
+        let waits = |replaces: Option<&str>, written: &WrittenNodeImage| {
             let in_flight = Some(InFlight { replaces: replaces.map(str::to_owned) });
-            let mut writes = Writes { in_flight, ..Writes::default() };
-            writes.end(written, now);
+            let mut writes = NodeImageWrites { in_flight, ..NodeImageWrites::default() };
+            writes.end_write(written, now);
             assert!(!writes.is_in_flight());
             assert_eq!(writes.not_before.is_some(), writes.have_failed());
             writes.have_failed()
         };
-        assert!(waits(Some("1"), &Written::Failed));
-        assert!(waits(Some("1"), &Written::Done(object("1"))), "it changed nothing");
-        assert!(waits(Some("1"), &Written::Refused(object("1"))), "it will be refused again");
-        assert!(waits(None, &Written::Refused(None)), "there is none, and none may be made");
-        assert!(!waits(Some("1"), &Written::Done(object("2"))));
-        assert!(!waits(Some("1"), &Written::Refused(object("2"))), "it is to be made of the newer one");
-        assert!(!waits(None, &Written::Done(object("1"))));
-        assert!(!waits(Some("1"), &Written::Done(None)), "it was deleted");
-        assert!(!waits(None, &Written::Done(None)));
+        assert!(waits(Some("1"), &WrittenNodeImage::Failed));
+        assert!(waits(Some("1"), &WrittenNodeImage::Done(object("1"))), "it changed nothing");
+        assert!(waits(Some("1"), &WrittenNodeImage::Refused(object("1"))), "it will be refused again");
+        assert!(waits(None, &WrittenNodeImage::Refused(None)), "there is none, and none may be made");
+        assert!(!waits(Some("1"), &WrittenNodeImage::Done(object("2"))));
+        assert!(
+            !waits(Some("1"), &WrittenNodeImage::Refused(object("2"))),
+            "it is to be made of the newer one"
+        );
+        assert!(!waits(None, &WrittenNodeImage::Done(object("1"))));
+        assert!(!waits(Some("1"), &WrittenNodeImage::Done(None)), "it was deleted");
+        assert!(!waits(None, &WrittenNodeImage::Done(None)));
     }
 }

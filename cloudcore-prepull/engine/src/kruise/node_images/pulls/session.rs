@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use prepull_api::task::{TaskId, TaskOutcome, TaskResult};
-use prepull_api::wire::{OpenPhase, OpenTask, Progress, truncate_reason};
+use prepull_api::wire::{OpenPhase, OpenTask, TaskProgress, truncate_reason};
 
 use super::{Pulls, publish_end};
 use crate::fleet::session::SessionId;
 use crate::kruise::node_images::compact::CompactNodeImage;
 use crate::kruise::node_images::effects::NodeEffects;
-use crate::kruise::node_images::tag_pull::{State, TagPull, UNWANTED, is_of_node_image};
+use crate::kruise::node_images::tag_pull::{TagPull, TagPullState, UNWANTED, is_of_node_image};
 use crate::shared::access::KeysSent;
 use crate::shared::outcomes::DispatchOutcome;
 
@@ -27,7 +27,7 @@ impl Pulls {
 
     fn on_node(&self, task: &TaskId) -> Option<&TagPull> {
         let pull = self.pulls.values().find(|pull| pull.sent == *task)?;
-        matches!(pull.state(), State::OnNode).then_some(pull)
+        matches!(pull.state(), TagPullState::OnNode).then_some(pull)
     }
 
     /// The credentials that the task was sent with.
@@ -43,25 +43,25 @@ impl Pulls {
         for pull in self.pulls.values_mut() {
             // A new session may deliver the task that the old one couldn't.
             (pull.needs_keys, pull.not_before) = (false, None);
-            if matches!(pull.state(), State::OnNode | State::OnOfflineNode) {
+            if matches!(pull.state(), TagPullState::OnNode | TagPullState::OnOfflineNode) {
                 match open.iter().find(|open| open.task == pull.sent).map(|open| open.phase) {
                     Some(OpenPhase::Running | OpenPhase::Finished | OpenPhase::Other) => {
                         pull.mark_on_node(fx);
                     }
-                    Some(OpenPhase::NeedsKeys) | None => pull.wait(fx),
+                    Some(OpenPhase::NeedsKeys) | None => pull.wait_to_send(fx),
                 }
             }
         }
         for open in open {
             let known = self.pulls.values_mut().find(|pull| pull.task.job == open.task.job);
             match known {
-                Some(pull) if matches!(pull.state(), State::OnNode) && pull.sent == open.task => {}
+                Some(pull) if matches!(pull.state(), TagPullState::OnNode) && pull.sent == open.task => {}
                 // It is sent again, with its keys.
                 Some(pull) if open.phase == OpenPhase::NeedsKeys && pull.task == open.task => {
                     pull.needs_keys = true;
                 }
                 Some(pull)
-                    if matches!(pull.state(), State::Waiting | State::Dispatching)
+                    if matches!(pull.state(), TagPullState::Waiting | TagPullState::Dispatching)
                         && open.phase != OpenPhase::NeedsKeys =>
                 {
                     pull.inherit(&open.task, fx);
@@ -74,7 +74,7 @@ impl Pulls {
     }
 
     pub(in super::super) fn disconnect(&mut self, fx: &mut NodeEffects<'_>) {
-        for pull in self.pulls.values_mut().filter(|pull| matches!(pull.state(), State::OnNode)) {
+        for pull in self.pulls.values_mut().filter(|pull| matches!(pull.state(), TagPullState::OnNode)) {
             pull.mark_offline(fx);
         }
     }
@@ -89,7 +89,7 @@ impl Pulls {
         fx: &mut NodeEffects<'_>,
     ) {
         let is_dispatching =
-            |pull: &&mut TagPull| pull.sent == *task && matches!(pull.state(), State::Dispatching);
+            |pull: &&mut TagPull| pull.sent == *task && matches!(pull.state(), TagPullState::Dispatching);
         let Some(pull) = self.pulls.values_mut().find(is_dispatching) else {
             // Unless Hello already confirmed the task: do not cancel it.
             if matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_)) {
@@ -103,7 +103,7 @@ impl Pulls {
                 match current {
                     Some(current) if current == session => pull.mark_on_node(fx),
                     // The node has reconnected since, and its Hello did not name the task.
-                    Some(current) if current > session => pull.wait(fx),
+                    Some(current) if current > session => pull.wait_to_send(fx),
                     _ => pull.mark_offline(fx),
                 }
             }
@@ -114,7 +114,7 @@ impl Pulls {
             | DispatchOutcome::Withheld { reason, .. }
             | DispatchOutcome::TooOld(reason)
             | DispatchOutcome::Unsendable(reason) => {
-                pull.fail(truncate_reason(&reason), fx);
+                pull.fail_without_result(truncate_reason(&reason), fx);
                 if let Some(object) = object {
                     publish_end(object, pull, fx);
                 }
@@ -132,7 +132,7 @@ impl Pulls {
         }
     }
 
-    pub(in super::super) fn progress(&mut self, progress: &Progress, fx: &mut NodeEffects<'_>) {
+    pub(in super::super) fn progress(&mut self, progress: &TaskProgress, fx: &mut NodeEffects<'_>) {
         let is_meant = |pull: &&mut TagPull| pull.sent == progress.task && pull.is_sent();
         let Some(pull) = self.pulls.values_mut().find(is_meant) else {
             return fx.cancel(progress.task.clone(), UNWANTED);
@@ -161,11 +161,11 @@ impl Pulls {
         };
         match pull.state() {
             // Sent again: the acknowledgement waits for the write of the status.
-            State::Ended { unacknowledged: Some(_), .. } => return,
-            State::Ended { unacknowledged: None, .. } => {
+            TagPullState::Ended { unacknowledged: Some(_), .. } => return,
+            TagPullState::Ended { unacknowledged: None, .. } => {
                 // The task was given up. A success still counts until a write records its failure.
                 if result.outcome == TaskOutcome::Succeeded && !is_writing {
-                    pull.end(result, fx);
+                    pull.end_with_result(result, fx);
                 } else {
                     pull.await_acknowledgement(&result.task);
                 }
@@ -179,16 +179,16 @@ impl Pulls {
         if is_earlier_round || is_doubtful || result.outcome == TaskOutcome::Cancelled {
             fx.acknowledge(result.task.clone());
             if is_earlier_round {
-                pull.wait(fx);
+                pull.wait_to_send(fx);
             } else if is_doubtful {
                 pull.is_inherited = false;
-                pull.wait(fx);
+                pull.wait_to_send(fx);
             } else {
                 pull.wait_to_resend(fx);
             }
             return;
         }
-        pull.end(result, fx);
+        pull.end_with_result(result, fx);
         if let Some(object) = object {
             publish_end(object, pull, fx);
         }

@@ -266,7 +266,7 @@ fn a_node_image_being_deleted_is_gone() {
     assert_eq!(world.writes, [], "its name is free only once it is gone");
     world.object = None;
     world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
-    assert!(matches!(world.writes[0], Write::Create(_)), "{:?}", world.writes);
+    assert!(matches!(world.writes[0], NodeImageWrite::Create(_)), "{:?}", world.writes);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn jobs_wait_for_all_node_images() {
     let mut world = World::bare();
     assert!(world.images.has_created_all(), "there is no node");
     world.api = false;
-    world.images.hear(FleetEvent::Nodes(vec![view(&[("edge", "")])]), world.now);
+    world.images.note_fleet_event(FleetEvent::Nodes(vec![view(&[("edge", "")])]), world.now);
     assert!(!world.images.has_created_all());
     world.settle();
     assert!(world.images.has_created_all(), "its creation has failed");

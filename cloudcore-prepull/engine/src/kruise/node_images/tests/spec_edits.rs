@@ -181,6 +181,6 @@ fn only_sandbox_changes_are_written() {
     let labels = [("team".to_owned(), "shop".to_owned())].into();
     let sandbox = Some(prepull_api::crd::kruise::SandboxConfig { labels: Some(labels), annotations: None });
     world.request(&Arc::new(TagRequest { sandbox: sandbox.clone(), ..request("job") }), false);
-    assert!(matches!(world.writes[..], [Write::Spec { .. }]), "{:?}", world.writes);
+    assert!(matches!(world.writes[..], [NodeImageWrite::Spec { .. }]), "{:?}", world.writes);
     assert_eq!(world.object.unwrap().spec.images["nginx"].sandbox_config, sandbox);
 }

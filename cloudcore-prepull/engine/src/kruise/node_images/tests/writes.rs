@@ -13,7 +13,7 @@ fn an_older_list_deletes_no_new_object() {
     world.connect(&[]);
     world.input(Input::NodeImages(Vec::new()));
     world.pass(Duration::from_secs(2));
-    let is_creation = |write: &&Write| matches!(write, Write::Create(_));
+    let is_creation = |write: &&NodeImageWrite| matches!(write, NodeImageWrite::Create(_));
     let deleted = Action::NotifyJobs(NodeImageUpdate::Deleted(node()));
     assert_eq!((world.writes.iter().filter(is_creation).count(), world.done.contains(&deleted)), (1, false));
 

@@ -6,7 +6,7 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, RecheckStatus, R
 
 use super::super::DELETE_RETRY;
 use crate::prepull::aggregate::{self, Rounds};
-use crate::prepull::rollout::{RECHECK_TIME, Rechecked, Verdict};
+use crate::prepull::rollout::{RECHECK_TIME, Rechecked, RolloutVerdict};
 use crate::prepull::validate::{RunPolicy, ValidatedJob};
 use crate::shared::counted::counted;
 use crate::shared::reasons;
@@ -24,7 +24,7 @@ pub(super) struct Course {
     /// Number of the first attempt in this run of the job.
     first_attempt: u32,
     /// `None` before the job has begun.
-    times: Option<Times>,
+    times: Option<JobTimes>,
     /// Rounds of `spec.retry` that have begun.
     rounds: u32,
     /// Re-checks of `spec.recheck` that have begun.
@@ -42,7 +42,7 @@ pub(super) struct Course {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Times {
+struct JobTimes {
     started: Timestamp,
     /// From when activeDeadlineSeconds counts.
     active_since: Timestamp,
@@ -61,7 +61,7 @@ pub(super) enum Outlook {
     Running,
     /// Too many nodes have failed, for this reason; those that pull may finish.
     Draining(String),
-    Ended(Ending),
+    Ended(JobEnding),
 }
 
 /// What stops the nodes of a job that have not ended.
@@ -74,7 +74,7 @@ pub(super) enum Stop {
 }
 
 #[derive(Debug)]
-pub(super) struct Ending {
+pub(super) struct JobEnding {
     pub(super) phase: JobPhase,
     /// The reason of the event.
     pub(super) reason: &'static str,
@@ -89,7 +89,7 @@ fn unusual_failure(reason: &str) -> Option<&'static str> {
         .find(|known| *known == reason)
 }
 
-impl Ending {
+impl JobEnding {
     /// Why the nodes that never started did not.
     pub(super) fn why_not_started(&self) -> &'static str {
         match self.reason {
@@ -132,7 +132,7 @@ impl Course {
         &self.policy
     }
 
-    pub(super) fn rounds(&self) -> u32 {
+    pub(super) fn retry_rounds(&self) -> u32 {
         self.rounds
     }
 
@@ -151,7 +151,7 @@ impl Course {
 
     /// The re-check that ended with the job counts as well: nothing has begun since.
     fn is_last_a_recheck(&self) -> bool {
-        self.recheck.is_some_and(|times| times.ended.is_none() || times.ended == self.ended())
+        self.recheck.is_some_and(|times| times.ended.is_none() || times.ended == self.end_time())
     }
 
     /// When the re-check that runs is over.
@@ -172,7 +172,7 @@ impl Course {
         })
     }
 
-    pub(super) fn started(&self) -> Option<Timestamp> {
+    pub(super) fn start_time(&self) -> Option<Timestamp> {
         self.times.map(|times| times.started)
     }
 
@@ -180,7 +180,7 @@ impl Course {
         self.times.map(|times| times.active_since)
     }
 
-    pub(super) fn ended(&self) -> Option<Timestamp> {
+    pub(super) fn end_time(&self) -> Option<Timestamp> {
         self.times?.ended
     }
 
@@ -209,22 +209,22 @@ impl Course {
     }
 
     /// Takes over the run policy of the spec. Returns the previous one.
-    pub(super) fn configure(&mut self, job: &ValidatedJob) -> RunPolicy {
+    pub(super) fn replace_policy(&mut self, job: &ValidatedJob) -> RunPolicy {
         self.tolerance = job.tolerance.to_string();
         std::mem::replace(&mut self.policy, job.policy.clone())
     }
 
     /// The job has never begun, and is over for this reason, or waits to begin.
-    pub(super) fn refuse(&mut self, phase: JobPhase, reason: String) {
+    pub(super) fn set_unstarted(&mut self, phase: JobPhase, reason: String) {
         (self.phase, self.reason) = (phase, reason);
     }
 
-    pub(super) fn begin(&mut self, now: Timestamp) {
+    pub(super) fn begin_run(&mut self, now: Timestamp) {
         self.phase = JobPhase::InProgress;
         self.reason.clear();
         (self.rounds, self.rechecks, self.recheck) = (0, 0, None);
         self.note_pause(false, now);
-        self.times = Some(Times { started: now, active_since: now, ended: None });
+        self.times = Some(JobTimes { started: now, active_since: now, ended: None });
     }
 
     /// Notes that a pause has begun or ended, if it has. `was`: whether the job was paused before.
@@ -237,12 +237,12 @@ impl Course {
     }
 
     /// Since when the job is paused, if it is.
-    pub(super) fn paused(&self) -> Option<Timestamp> {
+    pub(super) fn paused_since(&self) -> Option<Timestamp> {
         self.paused
     }
 
     /// When its last pause ended.
-    pub(super) fn resumed(&self) -> Option<Timestamp> {
+    pub(super) fn resumed_at(&self) -> Option<Timestamp> {
         self.resumed
     }
 
@@ -256,7 +256,7 @@ impl Course {
         now: Timestamp,
     ) {
         let started = status.start_time.as_ref().map_or(now, |time| time.0);
-        self.times = Some(Times {
+        self.times = Some(JobTimes {
             started,
             // The job had ended by its status: a user has asked for another round.
             active_since: if status.completion_time.is_some() && !is_over {
@@ -315,9 +315,9 @@ impl Course {
         self.policy.active_deadline.unwrap_or_default().as_secs()
     }
 
-    pub(super) fn judge(
+    pub(super) fn decide_outlook(
         &self,
-        verdict: Verdict,
+        verdict: RolloutVerdict,
         summary: &Summary,
         waves: Option<&RolloutStatus>,
         stop: Option<Stop>,
@@ -330,9 +330,9 @@ impl Course {
             };
             format!("{bad} of {nodes} failed, more than failureTolerate {tolerance} allows")
         };
-        let failure = |reason, note| Outlook::Ended(Ending { phase: JobPhase::Failure, reason, note });
+        let failure = |reason, note| Outlook::Ended(JobEnding { phase: JobPhase::Failure, reason, note });
         let completed =
-            |note| Outlook::Ended(Ending { phase: JobPhase::Completed, reason: reasons::COMPLETED, note });
+            |note| Outlook::Ended(JobEnding { phase: JobPhase::Completed, reason: reasons::COMPLETED, note });
         let unfinished =
             || format!("{} did not end, {} not started", counted(summary.unknown, "node"), summary.pending);
         match stop {
@@ -347,25 +347,25 @@ impl Course {
             None => {}
         }
         match verdict {
-            Verdict::Running => Outlook::Running,
-            Verdict::Draining => Outlook::Draining(excess()),
-            Verdict::Completed if bad == 0 => completed(String::new()),
-            Verdict::Completed => completed(format!(
+            RolloutVerdict::Running => Outlook::Running,
+            RolloutVerdict::Draining => Outlook::Draining(excess()),
+            RolloutVerdict::Completed if bad == 0 => completed(String::new()),
+            RolloutVerdict::Completed => completed(format!(
                 "{bad} of {} nodes failed, within failureTolerate {tolerance}",
                 summary.desired
             )),
-            Verdict::NotAllStarted => failure(
+            RolloutVerdict::NotAllStarted => failure(
                 reasons::NOT_STARTED,
                 format!("{} not started before the re-check", counted(summary.pending, "node")),
             ),
-            Verdict::NoneLeft => {
+            RolloutVerdict::NoneLeft => {
                 failure(reasons::NOT_STARTED, "every node was deleted before it started".to_owned())
             }
-            Verdict::Failed if summary.pending > 0 => failure(
+            RolloutVerdict::Failed if summary.pending > 0 => failure(
                 reasons::FAILED,
                 format!("{}; {} not started", excess(), counted(summary.pending, "node")),
             ),
-            Verdict::Failed => failure(reasons::FAILED, excess()),
+            RolloutVerdict::Failed => failure(reasons::FAILED, excess()),
         }
     }
 
@@ -375,14 +375,14 @@ impl Course {
     }
 
     /// Sets the reason: what the job waits for, or why it is about to fail. Returns whether that is new.
-    pub(super) fn explain(&mut self, reason: String) -> bool {
+    pub(super) fn set_reason(&mut self, reason: String) -> bool {
         let is_new = self.reason != reason;
         self.reason = reason;
         is_new
     }
 
     /// `causes`: those of the failed nodes, if any.
-    pub(super) fn end(&mut self, ending: &Ending, causes: &str, now: Timestamp) {
+    pub(super) fn end_run(&mut self, ending: &JobEnding, causes: &str, now: Timestamp) {
         if let Some(times) = &mut self.times {
             times.ended = Some(now);
         }

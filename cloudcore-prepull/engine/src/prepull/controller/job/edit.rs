@@ -5,12 +5,12 @@ use std::sync::Arc;
 use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 
 use super::super::{Effects, JobObject};
-use super::start::settings;
-use super::stored::Asked;
-use super::{Job, Nodes, spec};
+use super::start::rollout_settings;
+use super::stored::RoundRequest;
+use super::{NodeViews, PrepullJob, spec};
 use crate::prepull::validate::{self, RunPolicy, ValidatedJob};
 use crate::shared::reasons;
-use crate::shared::writes::Pace;
+use crate::shared::writes::WritePace;
 
 const CHANGED: &str = "what is pulled, or on which nodes, has changed, and takes effect in a new run once this one has ended: undo the change to prevent that, or create a new job";
 const CHANGED_AFTER_END: &str = "what is pulled, or on which nodes, has changed: a new run begins";
@@ -23,34 +23,34 @@ const CANCELLED: &str = "spec.cancel is true, so no further round and no re-chec
 const HELD: &str = "no node starts or is given up until the change is undone";
 
 /// A change of the spec that can be followed, at least in part.
-pub(super) struct Edit {
+pub(super) struct JobEdit {
     /// What is carried out from now on.
     pub(super) spec: ImagePrePullJobSpec,
     job: ValidatedJob,
     /// Why the job doesn't follow the whole spec, if it doesn't.
-    refusal: Option<Refusal>,
+    refusal: Option<EditRefusal>,
 }
 
 /// Why a job doesn't follow a change of its spec, or not yet.
 #[derive(Clone, Debug)]
-struct Refusal {
+struct EditRefusal {
     message: String,
     /// Whether the present spec is not carried out because of that.
     is_other: bool,
 }
 
-impl Refusal {
-    fn of(message: impl Into<String>) -> Self {
+impl EditRefusal {
+    fn of_whole_spec(message: impl Into<String>) -> Self {
         Self { message: message.into(), is_other: true }
     }
 }
 
-impl Job {
+impl PrepullJob {
     /// Takes the object as it is now. Returns `false` where its spec is not newer than the known one.
     pub(in crate::prepull::controller) fn apply_change(
         &mut self,
         object: &JobObject,
-        nodes: &Nodes,
+        nodes: &NodeViews,
         effects: &mut Effects<'_>,
     ) -> bool {
         let generation = super::generation_of(object);
@@ -60,9 +60,9 @@ impl Job {
         }
         self.spec.set_generation(generation);
         if self.course.has_begun() {
-            self.apply_edit(object, Some(Pace::Now), nodes, effects);
+            self.apply_edit(object, Some(WritePace::Now), nodes, effects);
         } else {
-            self.begin(object, nodes, effects);
+            self.begin_run(object, nodes, effects);
         }
         true
     }
@@ -72,8 +72,8 @@ impl Job {
     pub(super) fn apply_edit(
         &mut self,
         object: &JobObject,
-        news: Option<Pace>,
-        nodes: &Nodes,
+        news: Option<WritePace>,
+        nodes: &NodeViews,
         effects: &mut Effects<'_>,
     ) {
         self.next = self.read_next(object);
@@ -89,7 +89,7 @@ impl Job {
                 if object.as_ref().is_ok_and(|object| object.spec.cancel) {
                     self.cancel_as_it_is();
                 }
-                self.refuse_edit(&Refusal::of(refusal), news, effects);
+                self.refuse_edit(&EditRefusal::of_whole_spec(refusal), news, effects);
             }
         }
     }
@@ -122,7 +122,7 @@ impl Job {
         Some(Box::new(ImagePrePullJob { status: None, ..(**object).clone() }))
     }
 
-    pub(super) fn read_edit(&self, object: &JobObject) -> Result<Edit, String> {
+    pub(super) fn read_edit(&self, object: &JobObject) -> Result<JobEdit, String> {
         let object = object.as_ref().map_err(|unreadable| unreadable.error.clone())?;
         let validated = |spec| {
             let job = ImagePrePullJob { metadata: object.metadata.clone(), spec, status: None };
@@ -132,14 +132,14 @@ impl Job {
         asked.cancel |= self.course.is_cancelled();
         let after_cancel = self
             .refuse_after_cancel(&object.spec)
-            .map(|message| Refusal { message: message.to_owned(), is_other: false });
+            .map(|message| EditRefusal { message: message.to_owned(), is_other: false });
         if let Some(accepted) = self.spec.accepted().filter(|_| asked.cancel && self.is_over()) {
             asked.retry = asked.retry.min(accepted.retry);
             asked.recheck = asked.recheck.min(accepted.recheck);
         }
         let refusal = if self.spec.may_have_begun_with(&asked) {
             match validated(asked.clone()) {
-                Ok((spec, job)) => return Ok(Edit { spec, job, refusal: after_cancel }),
+                Ok((spec, job)) => return Ok(JobEdit { spec, job, refusal: after_cancel }),
                 Err(refusal) => refusal,
             }
         } else {
@@ -152,13 +152,13 @@ impl Job {
         };
         let Some(accepted) = self.spec.accepted() else { return Err(refusal) };
         // What can be followed is: a job is suspended although its secrets make no sense.
-        let mut spec = spec::merged(accepted, &asked);
+        let mut spec = spec::merge_edit(accepted, &asked);
         if self.is_over() {
             // A further round must wait until the job can follow the whole spec.
             (spec.retry, spec.recheck) = (accepted.retry, accepted.recheck);
         }
         let (spec, job) = validated(spec)?;
-        Ok(Edit { spec, job, refusal: Some(Refusal::of(refusal)) })
+        Ok(JobEdit { spec, job, refusal: Some(EditRefusal::of_whole_spec(refusal)) })
     }
 
     /// What a job that was cancelled, or is by this spec, cannot follow of it.
@@ -166,18 +166,24 @@ impl Job {
         if self.course.is_cancelled() && !asked.cancel {
             return Some(CANCEL_UNDONE);
         }
-        (asked.cancel && self.raises(asked) != Asked::Nothing).then_some(CANCELLED)
+        (asked.cancel && self.raised_request(asked) != RoundRequest::Nothing).then_some(CANCELLED)
     }
 
-    fn take_edit(&mut self, edit: Edit, news: Option<Pace>, nodes: &Nodes, effects: &mut Effects<'_>) {
-        let Edit { spec, job, refusal } = edit;
+    fn take_edit(
+        &mut self,
+        edit: JobEdit,
+        news: Option<WritePace>,
+        nodes: &NodeViews,
+        effects: &mut Effects<'_>,
+    ) {
+        let JobEdit { spec, job, refusal } = edit;
         let asked = self.asks_again(&spec);
         let was_held = self.is_held();
         self.spec.accept(spec);
         if was_held {
             self.members.replan(Arc::new(job.clone()), nodes);
         }
-        self.configure(&job, was_held, effects);
+        self.apply_settings(&job, was_held, effects);
         if let Some(refusal) = refusal {
             self.refuse_edit(&refusal, news, effects);
         } else {
@@ -188,9 +194,9 @@ impl Job {
             }
         }
         match asked {
-            Asked::Nothing => {}
-            Asked::Retry => self.start_requested_round(job, nodes, effects),
-            Asked::Recheck => self.start_requested_recheck(job, nodes, effects),
+            RoundRequest::Nothing => {}
+            RoundRequest::Retry => self.start_requested_round(job, nodes, effects),
+            RoundRequest::Recheck => self.start_requested_recheck(job, nodes, effects),
         }
         let is_running = self.course.is_running() && !self.course.is_rechecking();
         if self.course.policy().follow_nodes && is_running {
@@ -202,29 +208,29 @@ impl Job {
 
     /// What this spec asks a job for that is over: `retry` or `recheck` was raised since. What was left of them at the
     /// end does not count. A job that is cancelled is asked for nothing.
-    pub(super) fn asks_again(&self, spec: &ImagePrePullJobSpec) -> Asked {
-        if spec.cancel { Asked::Nothing } else { self.raises(spec) }
+    pub(super) fn asks_again(&self, spec: &ImagePrePullJobSpec) -> RoundRequest {
+        if spec.cancel { RoundRequest::Nothing } else { self.raised_request(spec) }
     }
 
     /// What this spec asks for, cancelled or not. Where both are raised at once there is no re-check: the person wants to
     /// download.
-    fn raises(&self, spec: &ImagePrePullJobSpec) -> Asked {
-        let begun = (i64::from(self.course.rounds()), i64::from(self.course.rechecks()));
+    fn raised_request(&self, spec: &ImagePrePullJobSpec) -> RoundRequest {
+        let begun = (i64::from(self.course.retry_rounds()), i64::from(self.course.rechecks()));
         let in_force = self.spec.accepted().map_or(begun, |accepted| (accepted.retry, accepted.recheck));
         match self.is_over() {
-            true if spec.retry > in_force.0.max(begun.0) => Asked::Retry,
-            true if spec.recheck > in_force.1.max(begun.1) => Asked::Recheck,
-            _ => Asked::Nothing,
+            true if spec.retry > in_force.0.max(begun.0) => RoundRequest::Retry,
+            true if spec.recheck > in_force.1.max(begun.1) => RoundRequest::Recheck,
+            _ => RoundRequest::Nothing,
         }
     }
 
     /// Takes over the fields that may change while the job runs. `is_unknown`: notify the edges in any case.
-    fn configure(&mut self, job: &ValidatedJob, is_unknown: bool, effects: &mut Effects<'_>) {
-        let before = self.course.configure(job);
+    fn apply_settings(&mut self, job: &ValidatedJob, is_unknown: bool, effects: &mut Effects<'_>) {
+        let before = self.course.replace_policy(job);
         self.course.note_pause(before.paused, effects.now);
         let rollout = self.members.rollout_mut();
         let is_new_timeout = rollout.settings().timeout != job.timeout;
-        rollout.configure(settings(job, &self.course));
+        rollout.configure(rollout_settings(job, &self.course));
         let is_new_download = self.members.take_download(job);
         if self.is_over() || self.course.is_cancelled() {
             return;
@@ -245,14 +251,14 @@ impl Job {
         }
         if is_new_timeout || is_new_download || is_unknown {
             // Edges enforce the timeout as well, and they download: send them the new terms.
-            for node in self.members.rollout().reachable() {
+            for node in self.members.rollout().reachable_nodes() {
                 self.dispatch(&node, effects);
             }
         }
     }
 
     /// A job that was over begins another round for the nodes that did not succeed, and for those that may join.
-    fn start_requested_round(&mut self, job: ValidatedJob, nodes: &Nodes, effects: &mut Effects<'_>) {
+    fn start_requested_round(&mut self, job: ValidatedJob, nodes: &NodeViews, effects: &mut Effects<'_>) {
         self.members.set_job(Arc::new(job));
         if self.course.policy().follow_nodes {
             for node in nodes.values() {
@@ -270,7 +276,7 @@ impl Job {
     }
 
     /// A job that was over asks the successful nodes which images they still have.
-    fn start_requested_recheck(&mut self, job: ValidatedJob, nodes: &Nodes, effects: &mut Effects<'_>) {
+    fn start_requested_recheck(&mut self, job: ValidatedJob, nodes: &NodeViews, effects: &mut Effects<'_>) {
         self.members.set_job(Arc::new(job));
         if self.members.rollout().summary().in_progress == 0 && !self.members.can_begin_recheck(nodes) {
             return;
@@ -280,8 +286,8 @@ impl Job {
     }
 
     /// A job that has begun was edited in a way that it cannot follow.
-    fn refuse_edit(&mut self, refusal: &Refusal, news: Option<Pace>, effects: &mut Effects<'_>) {
-        let Refusal { message, is_other } = refusal;
+    fn refuse_edit(&mut self, refusal: &EditRefusal, news: Option<WritePace>, effects: &mut Effects<'_>) {
+        let EditRefusal { message, is_other } = refusal;
         let (refusal, note) = if self.course.is_cancelled() {
             (message.clone(), format!("the job is cancelled, and does not follow the change: {message}"))
         } else if self.is_held() {

@@ -6,19 +6,19 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskId};
 
 use super::super::parked::{Parked, parks_at};
-use super::super::{Action, Effects, cancel};
-use super::course::{Ending, Outlook, Stop};
+use super::super::{Action, Effects, cancel_message};
+use super::course::{JobEnding, Outlook, Stop};
 use super::events::some_of;
-use super::{Job, Nodes, note_of};
+use super::{NodeViews, PrepullJob, note_of};
 use crate::prepull::aggregate::FIRST_ATTEMPT;
-use crate::prepull::rollout::{Decision, Rechecked, Rollout, Verdict};
+use crate::prepull::rollout::{Rechecked, Rollout, RolloutDecision, RolloutVerdict};
 use crate::shared::counted::{counted, counted_len};
 use crate::shared::reasons;
-use crate::shared::writes::{Deferred, Pace};
+use crate::shared::writes::{Deferred, WritePace};
 
-impl Job {
+impl PrepullJob {
     /// Ends nodes that are out of time, starts further ones, and ends the job once it is over.
-    pub(in crate::prepull::controller) fn advance(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+    pub(in crate::prepull::controller) fn advance(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) {
         self.begin_waiting(nodes, effects);
         if self.begin_next_run(nodes, effects) {
             return;
@@ -39,12 +39,12 @@ impl Job {
         // What had ended by itself is judged by that, however late: the leader may have died before it wrote so.
         let stop = match rollout.verdict() {
             // The end of a re-check is that of the pulls before it.
-            Verdict::Running | Verdict::Draining if is_cancelled => {
+            RolloutVerdict::Running | RolloutVerdict::Draining if is_cancelled => {
                 Some(Stop::Cancelled).filter(|_| !self.course.is_rechecking())
             }
             // It has waited for a Ready node, and was cancelled.
-            Verdict::NoneLeft if is_cancelled => Some(Stop::Cancelled),
-            Verdict::Running | Verdict::Draining if is_late => Some(Stop::OutOfTime),
+            RolloutVerdict::NoneLeft if is_cancelled => Some(Stop::Cancelled),
+            RolloutVerdict::Running | RolloutVerdict::Draining if is_late => Some(Stop::OutOfTime),
             _ => None,
         };
         let waves_before = rollout.waves();
@@ -63,7 +63,7 @@ impl Job {
         if let Some(waves) = waves.filter(|waves| waves_before.as_ref() != Some(waves)) {
             self.announce_wave(&waves, effects);
         }
-        self.conclude(is_late, stop, nodes, effects);
+        self.act_on_outlook(is_late, stop, nodes, effects);
     }
 
     /// Whether a run has begun and the status doesn't have that yet, and nothing may start or end before it does: the API
@@ -73,25 +73,27 @@ impl Job {
         must_wait && self.course.is_running() && !self.output.has_begun()
     }
 
-    fn carry_out(&mut self, decision: Decision, effects: &mut Effects<'_>) {
+    fn carry_out(&mut self, decision: RolloutDecision, effects: &mut Effects<'_>) {
         match decision {
-            Decision::Start(node) => self.record_start(&node, effects),
-            Decision::Withdraw(node, start) => self.after_write(&node, Deferred::Withdraw(start), effects),
-            Decision::Redispatch(node) => self.dispatch(&node, effects),
-            Decision::StopRecheck(node) => {
+            RolloutDecision::Start(node) => self.record_start(&node, effects),
+            RolloutDecision::Withdraw(node, start) => {
+                self.after_write(&node, Deferred::Withdraw(start), effects)
+            }
+            RolloutDecision::Redispatch(node) => self.dispatch(&node, effects),
+            RolloutDecision::StopRecheck(node) => {
                 let attempt = self.members.attempt(&node);
                 let task = TaskId { job: self.events.uid().clone(), attempt };
                 let is_cancelled = self.course.is_cancelled();
                 let reason =
                     if is_cancelled { "the job was cancelled" } else { "the time of the re-check is over" };
-                effects.emit(cancel(&node, task, reason));
+                effects.emit(cancel_message(&node, task, reason));
             }
-            Decision::Expire(node) => {
+            RolloutDecision::Expire(node) => {
                 let record = self.members.rollout().record(&node);
                 let Some(record) = record else { return };
                 let (attempt, note) = (record.attempt, note_of(record));
                 let task = TaskId { job: self.events.uid().clone(), attempt };
-                effects.emit(cancel(&node, task, &record.reason));
+                effects.emit(cancel_message(&node, task, &record.reason));
                 // One event covers every node that the cancellation stopped.
                 if record.code != Some(FailureCode::Cancelled) {
                     self.events.emit_node_warning(reasons::NODE_UNKNOWN, &note, effects);
@@ -118,7 +120,7 @@ impl Job {
             let note = format!("wave {step} of {steps}: up to {nodes} nodes");
             self.events.emit_normal(reasons::WAVE_STARTED, &note, effects);
         }
-        self.output.touch_status(Pace::Now);
+        self.output.touch_status(WritePace::Now);
     }
 
     /// When [`Self::advance`] or a write may have something to do although nothing happened.
@@ -128,31 +130,38 @@ impl Job {
         let deadline = has_deadlines.then(|| self.members.rollout().next_deadline()).flatten();
         // What is over or out of time before its beginning is written waits for that write.
         let has_begun = self.output.has_begun();
-        let is_open = matches!(self.members.rollout().verdict(), Verdict::Running | Verdict::Draining);
+        let is_open =
+            matches!(self.members.rollout().verdict(), RolloutVerdict::Running | RolloutVerdict::Draining);
         let deadline = deadline.filter(|_| has_begun || is_open);
         let active = self.course.active_deadline().filter(|_| has_begun);
-        let write = self.output.next_write(self.course.ended().is_some());
+        let write = self.output.next_write(self.course.end_time().is_some());
         [deadline, active, write, self.delete_due(), self.park_due()].into_iter().flatten().min()
     }
 
     /// `is_late`: no further round may begin. `stop`: what has stopped nodes, if anything has.
-    fn conclude(&mut self, is_late: bool, stop: Option<Stop>, nodes: &Nodes, effects: &mut Effects<'_>) {
+    fn act_on_outlook(
+        &mut self,
+        is_late: bool,
+        stop: Option<Stop>,
+        nodes: &NodeViews,
+        effects: &mut Effects<'_>,
+    ) {
         let rollout = self.members.rollout();
         let summary = rollout.summary();
         // Nodes that do not exist belong to no wave.
-        let waves = rollout.waves().filter(|_| rollout.missing() == 0);
+        let waves = rollout.waves().filter(|_| rollout.missing_count() == 0);
         let causes = causes_of(rollout);
-        match self.course.judge(rollout.verdict(), summary, waves.as_ref(), stop) {
+        match self.course.decide_outlook(rollout.verdict(), summary, waves.as_ref(), stop) {
             Outlook::Running => self.explain_waiting(),
             Outlook::Draining(excess) => {
                 // Once: each further failure makes another sentence.
                 if self.course.begin_draining() {
                     let note = format!("{excess}; no further node starts");
                     self.events.emit_warning(reasons::TOLERANCE_EXCEEDED, &note, effects);
-                    self.output.touch_status(Pace::Now);
+                    self.output.touch_status(WritePace::Now);
                 }
-                if self.course.explain(format!("{excess}{causes}")) {
-                    self.output.touch_status(Pace::Slow);
+                if self.course.set_reason(format!("{excess}{causes}")) {
+                    self.output.touch_status(WritePace::Slow);
                 }
             }
             // Without a beginning, the next leader chooses the nodes again: neither reports nor an end may be there by then.
@@ -165,11 +174,11 @@ impl Job {
             {
                 self.begin_round(nodes, effects);
             }
-            Outlook::Ended(ending) => self.end(&ending, effects),
+            Outlook::Ended(ending) => self.end_run(&ending, effects),
         }
     }
 
-    fn end(&mut self, ending: &Ending, effects: &mut Effects<'_>) {
+    fn end_run(&mut self, ending: &JobEnding, effects: &mut Effects<'_>) {
         if self.course.is_rechecking() {
             self.members.rollout_mut().close_after_recheck();
             self.announce_rechecked(effects);
@@ -177,13 +186,13 @@ impl Job {
             self.members.rollout_mut().close(ending.why_not_started());
         }
         let rollout = self.members.rollout();
-        self.course.end(ending, &causes_of(rollout), effects.now);
+        self.course.end_run(ending, &causes_of(rollout), effects.now);
         let removed = self.removed_text();
         if let Some(removed) = &removed {
             let reason = self.course.reason();
             let separator = if reason.is_empty() { "" } else { "; " };
             let reason = format!("{reason}{separator}{removed}");
-            self.course.explain(reason);
+            self.course.set_reason(reason);
         }
         let summary = self.members.rollout().summary();
         let mut counted = format!(
@@ -203,12 +212,12 @@ impl Job {
         }
         self.collect_changes();
         self.output.shards.hurry();
-        self.output.touch_status(Pace::Now);
+        self.output.touch_status(WritePace::Now);
     }
 
     /// What a job that removes has freed, in words.
     fn removed_text(&self) -> Option<String> {
-        let dry_run = self.members.job()?.removal.as_ref()?.dry_run;
+        let dry_run = self.members.accepted_job()?.removal.as_ref()?.dry_run;
         Some(self.removal_status()?.sentence(dry_run))
     }
 
@@ -222,7 +231,7 @@ impl Job {
         if missing == 0 {
             self.events.emit_normal(reasons::IMAGES_PRESENT, &counted, effects);
         } else {
-            let lacking = some_of(rollout.lacking().into_iter());
+            let lacking = some_of(rollout.nodes_lacking_images().into_iter());
             let note =
                 format!("{counted}: {lacking}; another round of spec.retry brings back what is missing");
             self.events.emit_warning(reasons::IMAGES_MISSING, &note, effects);
@@ -236,7 +245,7 @@ impl Job {
         }
         let rollout = self.members.rollout();
         let (summary, offline) = (rollout.summary(), rollout.waiting_offline());
-        let reason = if let Some(since) = self.course.paused() {
+        let reason = if let Some(since) = self.course.paused_since() {
             format!(
                 "paused since {}: {} at work keep what they have downloaded, {} waiting",
                 since.strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -268,21 +277,21 @@ impl Job {
         } else {
             reason
         };
-        if self.course.explain(reason) {
-            self.output.touch_status(Pace::Slow);
+        if self.course.set_reason(reason) {
+            self.output.touch_status(WritePace::Slow);
         }
     }
 
     fn explain_recheck(&mut self) {
-        let (waiting, offline) = self.members.rollout().unanswered();
+        let (waiting, offline) = self.members.rollout().count_unanswered();
         let away = if offline > 0 { format!(", {offline} of them offline") } else { String::new() };
         let reason = format!("re-check: {} still to answer{away}", counted_len(waiting, "node"));
-        if self.course.explain(reason) {
-            self.output.touch_status(Pace::Slow);
+        if self.course.set_reason(reason) {
+            self.output.touch_status(WritePace::Slow);
         }
     }
 
-    pub(super) fn begin_recheck(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+    pub(super) fn begin_recheck(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) {
         self.course.begin_recheck(effects.now);
         let until = self.course.recheck_until().unwrap_or(effects.now);
         let asked = self.members.rollout_mut().begin_recheck(until, |node| nodes.contains_key(node));
@@ -291,21 +300,21 @@ impl Job {
         let note = format!("re-check {number}: {} are asked for their images", counted_len(asked, "node"));
         self.events.emit_normal(reasons::RECHECKING, &note, effects);
         self.collect_changes();
-        self.output.touch_status(Pace::Now);
+        self.output.touch_status(WritePace::Now);
     }
 
-    pub(super) fn begin_round(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+    pub(super) fn begin_round(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) {
         let allows_missing = self.course.policy().allow_missing_nodes;
         let again =
             self.members.rollout_mut().begin_round(|node| !allows_missing && !nodes.contains_key(node));
         self.members.remove_missing(nodes);
         self.members.refresh_plans(nodes);
         self.course.begin_round();
-        let (round, rounds) = (self.course.rounds(), self.course.policy().retry);
+        let (round, rounds) = (self.course.retry_rounds(), self.course.policy().retry);
         let note = format!("round {round} of {rounds}: another try for {}", counted_len(again, "node"));
         self.events.emit_normal(reasons::RETRYING, &note, effects);
         self.collect_changes();
-        self.output.touch_status(Pace::Now);
+        self.output.touch_status(WritePace::Now);
     }
 
     /// What is kept of the job if it has been over for long.
@@ -328,7 +337,7 @@ impl Job {
 
     /// When the job ended, once that is written: no watcher may miss it.
     fn written_end(&self) -> Option<Timestamp> {
-        self.course.ended().filter(|_| self.output.is_settled())
+        self.course.end_time().filter(|_| self.output.is_settled())
     }
 
     fn park_due(&self) -> Option<Timestamp> {

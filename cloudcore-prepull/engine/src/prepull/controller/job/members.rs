@@ -7,16 +7,16 @@ use jiff::Timestamp;
 use prepull_api::crd::status::{NodePhase, NodeStatus, SkippedNode};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{NodeName, TaskResult};
-use prepull_api::wire::Progress;
+use prepull_api::wire::TaskProgress;
 
 use super::super::Dispatch;
-use super::Nodes;
+use super::NodeViews;
 use crate::fleet::node_view::NodeView;
 use crate::prepull::plan::{self, NodePlan};
-use crate::prepull::rollout::{self, Rollout, Settings};
+use crate::prepull::rollout::{self, Rollout, RolloutSettings};
 use crate::prepull::validate::{DownloadPolicy, ValidatedJob};
-use crate::shared::access::{Access, KeysSent};
-use crate::sites::Shared;
+use crate::shared::access::{KeysSent, LayerAccess};
+use crate::sites::BlobSharing;
 
 const NOTHING_TO_SEND: &str =
     "there is nothing to send: the Node is gone, or its overriders have become impossible";
@@ -42,7 +42,7 @@ pub(super) struct Members {
 
 /// What comes of an attempt to dispatch the task of a node.
 #[derive(Debug)]
-pub(super) enum Prepared {
+pub(super) enum PreparedDispatch {
     Dispatch(Dispatch),
     /// There is no time left for it, or nothing is known of it now.
     Nothing,
@@ -52,19 +52,19 @@ pub(super) enum Prepared {
 
 impl Members {
     /// No node: the job has not begun.
-    pub(super) fn none() -> Self {
+    pub(super) fn without_nodes() -> Self {
         Self {
             job: None,
             plans: HashMap::new(),
             keys: HashMap::new(),
-            rollout: Rollout::new(Settings::default(), Vec::new()),
+            rollout: Rollout::new(RolloutSettings::default(), Vec::new()),
             skipped: Vec::new(),
             skipped_total: 0,
         }
     }
 
     /// Nodes are chosen, or known from an earlier run of cloudcore.
-    pub(super) fn begin(
+    pub(super) fn set_nodes(
         &mut self,
         job: Option<Arc<ValidatedJob>>,
         plans: HashMap<NodeName, Arc<NodePlan>>,
@@ -92,7 +92,7 @@ impl Members {
         self.skipped_total
     }
 
-    pub(super) fn job(&self) -> Option<&ValidatedJob> {
+    pub(super) fn accepted_job(&self) -> Option<&ValidatedJob> {
         self.job.as_deref()
     }
 
@@ -125,7 +125,7 @@ impl Members {
         node: &NodeName,
         attempt: u32,
         by_default: bool,
-    ) -> Option<(Shared, Access)> {
+    ) -> Option<(BlobSharing, LayerAccess)> {
         let job = self.job.as_ref().filter(|job| job.download.share.unwrap_or(by_default))?;
         let record = self.rollout.record(node).filter(|record| record.attempt == attempt)?;
         let has_succeeded = record.phase == NodePhase::Successful;
@@ -135,17 +135,17 @@ impl Members {
         let plan = self.plans.get(node)?;
         let mut entitlement = plan.entitlement();
         let access = match self.keys.get(node) {
-            _ if !plan.names_secrets() => Access::Open,
-            Some(KeysSent::All(keys)) => Access::Keys(*keys),
+            _ if !plan.names_secrets() => LayerAccess::Open,
+            Some(KeysSent::All(keys)) => LayerAccess::Keys(*keys),
             Some(KeysSent::Missing) => {
                 entitlement.push_str("\nwithout keys");
-                Access::Open
+                LayerAccess::Open
             }
-            None if has_succeeded => Access::Ended,
-            None => Access::Awaited,
+            None if has_succeeded => LayerAccess::Ended,
+            None => LayerAccess::Awaited,
         };
         let (entitlement, max_rate) = (entitlement.into(), job.download.max_site_rate);
-        Some((Shared { entitlement, max_rate, has_succeeded }, access))
+        Some((BlobSharing { entitlement, max_rate, has_succeeded }, access))
     }
 
     /// Notes the keys of the present task of the node. A task that only looks brings none.
@@ -173,13 +173,13 @@ impl Members {
     }
 
     /// Replaces the accepted spec and the plans.
-    pub(super) fn replan(&mut self, job: Arc<ValidatedJob>, nodes: &Nodes) {
-        self.plans = plans(&job, self.rollout.records(), nodes);
+    pub(super) fn replan(&mut self, job: Arc<ValidatedJob>, nodes: &NodeViews) {
+        self.plans = plan_nodes(&job, self.rollout.records(), nodes);
         self.job = Some(job);
     }
 
     /// Takes over the secrets of a job that is equal but for them: for nodes that have not started, and for further rounds.
-    pub(super) fn take_secrets(&mut self, job: &ValidatedJob, nodes: &Nodes) {
+    pub(super) fn take_secrets(&mut self, job: &ValidatedJob, nodes: &NodeViews) {
         fn secrets(job: &ValidatedJob) -> impl PartialEq + '_ {
             (&job.images, &job.overriders, &job.registry_secrets, &job.fallback_secret)
         }
@@ -187,7 +187,7 @@ impl Members {
             return;
         }
         let waiting = self.rollout.records().filter(|record| record.phase == NodePhase::Pending);
-        self.plans.extend(plans(job, waiting, nodes));
+        self.plans.extend(plan_nodes(job, waiting, nodes));
         self.job = Some(Arc::new(job.clone()));
     }
 
@@ -205,16 +205,16 @@ impl Members {
     }
 
     /// Makes all plans again, also for nodes that were gone and have returned.
-    pub(super) fn refresh_plans(&mut self, nodes: &Nodes) {
+    pub(super) fn refresh_plans(&mut self, nodes: &NodeViews) {
         if let Some(job) = &self.job {
-            self.plans = plans(job, self.rollout.records(), nodes);
+            self.plans = plan_nodes(job, self.rollout.records(), nodes);
         }
     }
 
     /// Whether a further round could start a node: one that has not succeeded, with a Node and a plan.
-    pub(super) fn can_begin_round(&self, nodes: &Nodes) -> bool {
+    pub(super) fn can_begin_round(&self, nodes: &NodeViews) -> bool {
         let Some(job) = &self.job else { return false };
-        let mut shared = plan::Shared::default();
+        let mut shared = plan::SharedPlans::default();
         let mut tried_again = self.rollout.records().filter(|record| record.phase != NodePhase::Successful);
         tried_again.any(|record| {
             let node = nodes.get(&NodeName(record.node_name.clone()));
@@ -223,7 +223,7 @@ impl Members {
     }
 
     /// Whether a re-check could ask a node: one that has succeeded, and still has a Node.
-    pub(super) fn can_begin_recheck(&self, nodes: &Nodes) -> bool {
+    pub(super) fn can_begin_recheck(&self, nodes: &NodeViews) -> bool {
         let mut succeeded = self.rollout.records().filter(|record| record.phase == NodePhase::Successful);
         succeeded.any(|record| nodes.contains_key(&NodeName(record.node_name.clone())))
     }
@@ -238,13 +238,13 @@ impl Members {
         let Some(job) = &self.job else { return false };
         let record = self.rollout.record(&node.name);
         let was_missing = record.is_some_and(rollout::is_missing);
-        if (record.is_some() && !was_missing) || !plan::chooses(job, node) {
+        if (record.is_some() && !was_missing) || !plan::chooses_node(job, node) {
             return false;
         }
         // What an overrider makes impossible for this node does not concern the others.
         let Ok(plan) = plan::plan_one(job, node) else { return false };
         if was_missing {
-            self.rollout.find(&node.name);
+            self.rollout.mark_found(&node.name);
         } else {
             self.rollout.add(fresh_record(&node.name));
         }
@@ -265,7 +265,7 @@ impl Members {
     }
 
     /// Removes the nodes with Node objects deleted while no cloudcore watched.
-    pub(super) fn remove_missing(&mut self, nodes: &Nodes) {
+    pub(super) fn remove_missing(&mut self, nodes: &NodeViews) {
         let left = self.rollout.remove_missing(nodes);
         // An earlier run of cloudcore may have written so in the status, and not in the report.
         let known: HashSet<_> = self.skipped.iter().map(|skipped| skipped.node_name.clone()).collect();
@@ -284,7 +284,7 @@ impl Members {
         }
     }
 
-    pub(super) fn record_progress(&mut self, node: &NodeName, progress: &Progress, now: Timestamp) {
+    pub(super) fn record_progress(&mut self, node: &NodeName, progress: &TaskProgress, now: Timestamp) {
         if let Some(plan) = self.plans.get(node) {
             self.rollout.record_progress(node, plan, progress, now);
         }
@@ -296,20 +296,22 @@ impl Members {
     }
 
     /// Makes the task of a node with a recorded start.
-    pub(super) fn prepare_dispatch(&mut self, node: &NodeName, now: Timestamp) -> Prepared {
+    pub(super) fn prepare_dispatch(&mut self, node: &NodeName, now: Timestamp) -> PreparedDispatch {
         let attempt = self.attempt(node);
-        let Some(job) = &self.job else { return Prepared::Nothing };
+        let Some(job) = &self.job else { return PreparedDispatch::Nothing };
         let Some(plan) = self.plans.get(node) else {
             self.rollout.mark_lost(node, NOTHING_TO_SEND, now);
-            return Prepared::Impossible(NOTHING_TO_SEND);
+            return PreparedDispatch::Impossible(NOTHING_TO_SEND);
         };
-        let Some(remaining) = self.rollout.begin_dispatch(node, now) else { return Prepared::Nothing };
+        let Some(remaining) = self.rollout.begin_dispatch(node, now) else {
+            return PreparedDispatch::Nothing;
+        };
         let may_wait = self.rollout.may_wait_for_consent(node);
         let asks_first = may_wait && !self.rollout.has_asked(node);
         let only_look = self.rollout.is_rechecking(node);
         let there = if attempt > 1 { self.rollout.pulled_images(node) } else { Vec::new() };
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
-        Prepared::Dispatch(Dispatch {
+        PreparedDispatch::Dispatch(Dispatch {
             job,
             node,
             attempt,
@@ -339,12 +341,12 @@ pub(super) fn fresh_record(node: &NodeName) -> NodeStatus {
 
 /// What each node pulls. A node that is gone, or for which the overriders have become impossible, gets no plan: nothing
 /// is sent to it any more.
-pub(super) fn plans<'a>(
+pub(super) fn plan_nodes<'a>(
     job: &ValidatedJob,
     records: impl IntoIterator<Item = &'a NodeStatus>,
-    nodes: &Nodes,
+    nodes: &NodeViews,
 ) -> HashMap<NodeName, Arc<NodePlan>> {
-    let (mut shared, mut plans, mut relabelled) = (plan::Shared::default(), HashMap::new(), Vec::new());
+    let (mut shared, mut plans, mut relabelled) = (plan::SharedPlans::default(), HashMap::new(), Vec::new());
     for record in records {
         let name = NodeName(record.node_name.clone());
         let Some(plan) = nodes.get(&name).and_then(|node| shared.plan_one(job, node).ok()) else { continue };

@@ -9,16 +9,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::report::MAX_NODES_IN_REPORT;
 use prepull_api::task::MAX_REMOVALS;
 
-use super::super::{Object, WriteEnd};
-use super::shards::{Report, Shards};
+use super::super::{StatusOrReport, WriteEnd};
+use super::shards::{DueReport, Shards};
 use crate::prepull::aggregate;
 use crate::prepull::rollout::Touched;
 use crate::prepull::validate::ValidatedJob;
-use crate::shared::writes::{Deferred, Pace, Writes};
+use crate::shared::writes::{Deferred, PacedWrites, WritePace};
 
 #[derive(Debug)]
-pub(super) struct Output {
-    status: Writes,
+pub(super) struct JobOutput {
+    status: PacedWrites,
     /// As they were written last, so that a transition time changes only with its status.
     conditions: Vec<Condition>,
     /// The version of the status with the job's start and accepted spec. Reports and the end wait for it: without
@@ -27,18 +27,18 @@ pub(super) struct Output {
     pub(super) shards: Shards,
     /// The resourceVersions of the objects in the API server, as far as they are known: the next write replaces that
     /// one, so that another writer, such as a deposed leader, cannot undo it without notice.
-    versions: HashMap<Object, String>,
+    versions: HashMap<StatusOrReport, String>,
     /// The indexes of reports of earlier runs that the API server has.
     earlier: Vec<u32>,
     /// Nodes in a report, where the rule of [`aggregate::nodes_in_report`] would allow more.
     report_capacity: usize,
 }
 
-impl Output {
+impl JobOutput {
     pub(super) fn new(report_capacity: usize) -> Self {
-        let shards = Shards::stored(&[], MAX_NODES_IN_REPORT);
+        let shards = Shards::from_stored(&[], MAX_NODES_IN_REPORT);
         Self {
-            status: Writes::default(),
+            status: PacedWrites::default(),
             conditions: Vec::new(),
             beginning: 0,
             shards,
@@ -56,12 +56,12 @@ impl Output {
         self.conditions = conditions.to_vec();
     }
 
-    pub(super) fn note_version(&mut self, object: Object, version: Option<String>) {
+    pub(super) fn note_version(&mut self, object: StatusOrReport, version: Option<String>) {
         self.versions.extend(version.map(|version| (object, version)));
     }
 
     /// The version that a write of the object replaces, if it is known.
-    pub(super) fn version(&self, object: Object) -> Option<String> {
+    pub(super) fn stored_version(&self, object: StatusOrReport) -> Option<String> {
         self.versions.get(&object).cloned()
     }
 
@@ -73,24 +73,24 @@ impl Output {
     /// The run is over, and another one begins: its reports no longer count.
     pub(super) fn end_run(&mut self) {
         self.earlier = self.shards.indexes().collect();
-        self.shards = Shards::stored(&[], MAX_NODES_IN_REPORT);
+        self.shards = Shards::from_stored(&[], MAX_NODES_IN_REPORT);
     }
 
     /// The API server has these reports, by index and length; `job` decides how many nodes a further one holds.
     pub(super) fn restore_reports(&mut self, reports: &[(u32, usize)], job: Option<&ValidatedJob>) {
-        self.shards = Shards::stored(reports, self.capacity(job));
-        self.shards.empty(std::mem::take(&mut self.earlier));
+        self.shards = Shards::from_stored(reports, self.nodes_per_report(job));
+        self.shards.empty_reports(std::mem::take(&mut self.earlier));
     }
 
     /// A run with this many nodes begins. Its reports take the places of those of earlier runs, and the remaining ones
     /// are emptied.
     pub(super) fn begin_reports_of_run(&mut self, nodes: usize, job: &ValidatedJob) {
-        self.shards = Shards::stored(&[], self.capacity(Some(job)));
+        self.shards = Shards::from_stored(&[], self.nodes_per_report(Some(job)));
         self.shards.grow(nodes);
-        self.shards.empty(std::mem::take(&mut self.earlier));
+        self.shards.empty_reports(std::mem::take(&mut self.earlier));
     }
 
-    fn capacity(&self, job: Option<&ValidatedJob>) -> usize {
+    fn nodes_per_report(&self, job: Option<&ValidatedJob>) -> usize {
         job.map_or(MAX_NODES_IN_REPORT, |job| {
             let images = job.images.iter().map(|image| image.image.as_str());
             let removals = if job.removal.is_some() { MAX_REMOVALS } else { 0 };
@@ -101,37 +101,37 @@ impl Output {
 
     /// The API server has the status as it is in memory.
     pub(super) fn restore_status(&mut self) {
-        self.status = Writes::stored();
+        self.status = PacedWrites::stored();
     }
 
-    pub(super) fn touch_status(&mut self, pace: Pace) {
-        self.status.touch(pace);
+    pub(super) fn touch_status(&mut self, pace: WritePace) {
+        self.status.note_change(pace);
     }
 
     /// The job begins: the status is to tell of that before anything else is written.
-    pub(super) fn begin(&mut self) {
-        self.status.touch(Pace::Now);
+    pub(super) fn mark_beginning(&mut self) {
+        self.status.note_change(WritePace::Now);
         self.beginning = self.status.version();
     }
 
     /// These records changed; the status shows them as well.
     pub(super) fn touch_records(&mut self, touched: &[Touched]) {
         for touched in touched {
-            self.shards.touch(touched.at, if touched.phase { Pace::Soon } else { Pace::Slow });
+            self.shards.touch(touched.at, if touched.phase { WritePace::Soon } else { WritePace::Slow });
         }
         if !touched.is_empty() {
-            self.status.touch(Pace::Slow);
+            self.status.note_change(WritePace::Slow);
         }
     }
 
     /// Whether the job has begun by the status in the API server.
     pub(super) fn has_begun(&self) -> bool {
-        self.status.has(self.beginning)
+        self.status.has_stored(self.beginning)
     }
 
     /// Holds back until the API server has that. Returns what need not wait.
     pub(super) fn defer_to_beginning(&mut self, deferred: Deferred) -> Option<Deferred> {
-        if self.has_begun() { Some(deferred) } else { self.status.after(deferred) }
+        if self.has_begun() { Some(deferred) } else { self.status.hold_back(deferred) }
     }
 
     /// Begins the writes of reports that are due.
@@ -139,14 +139,14 @@ impl Output {
         &mut self,
         now: Timestamp,
         any_in_progress: impl Fn(Range<usize>) -> bool,
-    ) -> Vec<Report> {
-        if self.has_begun() { self.shards.begin(now, any_in_progress) } else { Vec::new() }
+    ) -> Vec<DueReport> {
+        if self.has_begun() { self.shards.begin_writes(now, any_in_progress) } else { Vec::new() }
     }
 
     /// Begins a write of the status. Returns its version.
     pub(super) fn begin_status(&mut self, conditions: &[Condition], now: Timestamp) -> u64 {
         self.set_conditions(conditions);
-        self.status.begin(now)
+        self.status.begin_next(now)
     }
 
     /// A write ended. Returns what waited for it.
@@ -157,25 +157,25 @@ impl Output {
     ) -> Vec<Deferred> {
         self.note_version(object, stored);
         match object {
-            Object::Status if done => self.status.done(version),
-            Object::Status => {
-                self.status.failed(now);
+            StatusOrReport::Status if done => self.status.note_stored(version),
+            StatusOrReport::Status => {
+                self.status.note_failure(now);
                 Vec::new()
             }
-            Object::Report(index) => self.shards.written(index, version, done, now),
+            StatusOrReport::Report(index) => self.shards.end_write(index, version, done, now),
         }
     }
 
     /// When a write is due. `is_over`: whether the job is.
     pub(super) fn next_write(&self, is_over: bool) -> Option<Timestamp> {
-        let reports = self.shards.due().filter(|_| self.has_begun());
+        let reports = self.shards.next_due().filter(|_| self.has_begun());
         reports.into_iter().chain(self.next_status(is_over)).min()
     }
 
     /// When the status is due. The end of a job is written after the reports with the ends of its nodes.
     pub(super) fn next_status(&self, is_over: bool) -> Option<Timestamp> {
         let may_follow = !is_over || self.shards.all_written();
-        self.status.due((Duration::ZERO, Duration::ZERO)).filter(|_| may_follow)
+        self.status.next_due((Duration::ZERO, Duration::ZERO)).filter(|_| may_follow)
     }
 
     /// Whether the API server has everything as it is in memory.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use prepull_api::crd::report::MAX_NODES_IN_REPORT;
 
 use crate::shared::pacing::TokenBucket;
-use crate::shared::writes::{Deferred, Pace, Writes};
+use crate::shared::writes::{Deferred, PacedWrites, WritePace};
 
 /// Writes of reports per second of one job, and at once: 10,000 nodes that start together make 40 reports, and
 /// a fleet that reports at leisure keeps the API server at a few writes a second.
@@ -22,7 +22,7 @@ const TRICKLE: (f64, f64) = (10.0, 4.0);
 
 #[derive(Debug)]
 pub(super) struct Shards {
-    list: Vec<Shard>,
+    list: Vec<ReportShard>,
     /// The indexes in `list` of the reports that have something to write.
     dirty: BTreeSet<usize>,
     /// How many nodes a new report holds.
@@ -31,21 +31,21 @@ pub(super) struct Shards {
 }
 
 #[derive(Debug)]
-struct Shard {
+struct ReportShard {
     index: u32,
     nodes: Range<usize>,
-    writes: Writes,
+    writes: PacedWrites,
 }
 
 impl Shards {
     /// The reports that the API server has, by index and length, in the order of their nodes. `capacity`: nodes
     /// in a further one.
-    pub(super) fn stored(reports: &[(u32, usize)], capacity: usize) -> Self {
+    pub(super) fn from_stored(reports: &[(u32, usize)], capacity: usize) -> Self {
         let mut end = 0;
         let list = reports.iter().map(|&(index, length)| {
             let start = end;
             end += length;
-            Shard { index, nodes: start..end, writes: Writes::stored() }
+            ReportShard { index, nodes: start..end, writes: PacedWrites::stored() }
         });
         Self {
             list: list.collect(),
@@ -61,12 +61,12 @@ impl Shards {
 
     /// The API server has reports of these indexes too, with nodes that don't count: those that hold no nodes now are written
     /// without any.
-    pub(super) fn empty(&mut self, indexes: Vec<u32>) {
+    pub(super) fn empty_reports(&mut self, indexes: Vec<u32>) {
         for index in indexes {
             if self.indexes().all(|known| known != index) {
                 let end = self.list.last().map_or(0, |shard| shard.nodes.end);
-                self.list.push(Shard { index, nodes: end..end, writes: Writes::default() });
-                self.touch_shard(self.list.len() - 1, Pace::Now);
+                self.list.push(ReportShard { index, nodes: end..end, writes: PacedWrites::default() });
+                self.touch_shard(self.list.len() - 1, WritePace::Now);
             }
         }
     }
@@ -85,23 +85,27 @@ impl Shards {
                 // land late, it meets ours instead of standing beside it.
                 let taken: BTreeSet<u32> = self.list.iter().map(|shard| shard.index).collect();
                 let index = (0..u32::MAX).find(|index| !taken.contains(index)).unwrap_or(u32::MAX);
-                self.list.push(Shard { index, nodes: covered..covered, writes: Writes::default() });
+                self.list.push(ReportShard {
+                    index,
+                    nodes: covered..covered,
+                    writes: PacedWrites::default(),
+                });
                 self.list.len() - 1
             });
             let shard = &mut self.list[at];
             shard.nodes.end = nodes.min(shard.nodes.start + self.capacity);
-            self.touch_shard(at, Pace::Now);
+            self.touch_shard(at, WritePace::Now);
         }
     }
 
-    pub(super) fn touch(&mut self, place: usize, pace: Pace) {
-        let shard = self.of(place);
+    pub(super) fn touch(&mut self, place: usize, pace: WritePace) {
+        let shard = self.shard_of(place);
         self.touch_shard(shard, pace);
     }
 
-    fn touch_shard(&mut self, shard: usize, pace: Pace) {
+    fn touch_shard(&mut self, shard: usize, pace: WritePace) {
         if let Some(known) = self.list.get_mut(shard) {
-            known.writes.touch(pace);
+            known.writes.note_change(pace);
             self.dirty.insert(shard);
         }
     }
@@ -111,16 +115,16 @@ impl Shards {
         for at in 0..self.list.len() {
             let shard = &self.list[at];
             if shard.writes.exists() && is_wrong(shard.index) {
-                self.touch_shard(at, Pace::Now);
+                self.touch_shard(at, WritePace::Now);
             }
         }
     }
 
     /// Holds back until the record at this place is written as it is now. Returns what need not wait.
-    pub(super) fn after(&mut self, place: usize, deferred: Deferred) -> Option<Deferred> {
-        let shard = self.of(place);
+    pub(super) fn defer_until_written(&mut self, place: usize, deferred: Deferred) -> Option<Deferred> {
+        let shard = self.shard_of(place);
         match self.list.get_mut(shard) {
-            Some(shard) => shard.writes.after(deferred),
+            Some(shard) => shard.writes.hold_back(deferred),
             None => Some(deferred),
         }
     }
@@ -131,18 +135,19 @@ impl Shards {
     }
 
     /// When the next write may be made.
-    pub(super) fn due(&self) -> Option<Timestamp> {
-        let due = self.dirty.iter().filter_map(|&shard| self.list[shard].writes.due(self.gaps())).min()?;
+    pub(super) fn next_due(&self) -> Option<Timestamp> {
+        let due =
+            self.dirty.iter().filter_map(|&shard| self.list[shard].writes.next_due(self.gaps())).min()?;
         Some(due.max(self.budget.ready_at(1.0).unwrap_or(Timestamp::MIN)))
     }
 
     /// The reports to write now, and the version of each, the longest wait first. `any_in_progress`: whether results
     /// are still to come for these places.
-    pub(super) fn begin(
+    pub(super) fn begin_writes(
         &mut self,
         now: Timestamp,
         any_in_progress: impl Fn(Range<usize>) -> bool,
-    ) -> Vec<Report> {
+    ) -> Vec<DueReport> {
         let gaps = self.gaps();
         let mut due = Vec::new();
         for &at in &self.dirty {
@@ -151,7 +156,7 @@ impl Shards {
                 // Nothing more will come that this write could be shared with.
                 shard.writes.hurry_results();
             }
-            if let Some(since) = shard.writes.due(gaps).filter(|due| *due <= now) {
+            if let Some(since) = shard.writes.next_due(gaps).filter(|due| *due <= now) {
                 due.push((since, at));
             }
         }
@@ -162,21 +167,27 @@ impl Shards {
                 break;
             }
             let shard = &mut self.list[at];
-            let version = shard.writes.begin(now);
-            reports.push(Report { index: shard.index, nodes: shard.nodes.clone(), version });
+            let version = shard.writes.begin_next(now);
+            reports.push(DueReport { index: shard.index, nodes: shard.nodes.clone(), version });
         }
         reports
     }
 
     /// A write ended. Returns what waited for it.
-    pub(super) fn written(&mut self, index: u32, version: u64, done: bool, now: Timestamp) -> Vec<Deferred> {
+    pub(super) fn end_write(
+        &mut self,
+        index: u32,
+        version: u64,
+        done: bool,
+        now: Timestamp,
+    ) -> Vec<Deferred> {
         let Some(at) = self.list.iter().position(|shard| shard.index == index) else { return Vec::new() };
         let writes = &mut self.list[at].writes;
         if !done {
-            writes.failed(now);
+            writes.note_failure(now);
             return Vec::new();
         }
-        let ready = writes.done(version);
+        let ready = writes.note_stored(version);
         if writes.is_clean() {
             self.dirty.remove(&at);
         }
@@ -191,7 +202,7 @@ impl Shards {
     /// All reports are written as soon as may be: the job is over.
     pub(super) fn hurry(&mut self) {
         for &at in &self.dirty {
-            self.list[at].writes.hurry(Pace::Now);
+            self.list[at].writes.hurry(WritePace::Now);
         }
     }
 
@@ -203,13 +214,13 @@ impl Shards {
         (Duration::from_secs_f64(reports / TRICKLE.0), Duration::from_secs_f64(reports / TRICKLE.1))
     }
 
-    fn of(&self, place: usize) -> usize {
+    fn shard_of(&self, place: usize) -> usize {
         self.list.partition_point(|shard| shard.nodes.end <= place)
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct DueReport {
     pub(super) index: u32,
     pub(super) nodes: Range<usize>,
     pub(super) version: u64,
@@ -229,31 +240,34 @@ mod tests {
 
     #[test]
     fn joining_nodes_fill_the_last_report_first() {
-        let mut shards = Shards::stored(&[], 250);
+        let mut shards = Shards::from_stored(&[], 250);
         shards.grow(600);
         assert_eq!(ranges(&shards), [(0, 0..250), (1, 250..500), (2, 500..600)]);
         assert!(!shards.all_written());
-        let mut shards = Shards::stored(&[(0, 250), (5, 100)], 250);
+        let mut shards = Shards::from_stored(&[(0, 250), (5, 100)], 250);
         assert!(shards.all_written());
         shards.grow(351);
         shards.grow(501);
         assert_eq!(ranges(&shards), [(0, 0..250), (5, 250..500), (1, 500..501)]);
-        assert_eq!((shards.of(0), shards.of(249), shards.of(250), shards.of(500)), (0, 0, 1, 2));
+        assert_eq!(
+            (shards.shard_of(0), shards.shard_of(249), shards.shard_of(250), shards.shard_of(500)),
+            (0, 0, 1, 2)
+        );
     }
 
     #[test]
     fn the_budget_bounds_a_jobs_report_writes() {
-        let mut shards = Shards::stored(&[], 1);
+        let mut shards = Shards::from_stored(&[], 1);
         shards.grow(200);
-        assert_eq!(shards.begin(at(0), |_| true).len(), 60);
-        assert_eq!(shards.due(), Some(at(50)));
-        assert_eq!(shards.begin(at(500), |_| true).len(), 10);
+        assert_eq!(shards.begin_writes(at(0), |_| true).len(), 60);
+        assert_eq!(shards.next_due(), Some(at(50)));
+        assert_eq!(shards.begin_writes(at(500), |_| true).len(), 10);
     }
 
     #[test]
     fn more_reports_mean_rarer_writes_of_each() {
         for (nodes, gaps) in [(1, (100, 250)), (40, (4_000, 10_000))] {
-            let mut shards = Shards::stored(&[], 1);
+            let mut shards = Shards::from_stored(&[], 1);
             shards.grow(nodes);
             assert_eq!(shards.gaps(), (Duration::from_millis(gaps.0), Duration::from_millis(gaps.1)));
         }
@@ -261,19 +275,19 @@ mod tests {
 
     #[test]
     fn only_the_last_result_is_written_immediately() {
-        let mut shards = Shards::stored(&[], 250);
+        let mut shards = Shards::from_stored(&[], 250);
         shards.grow(2);
         let write = |shards: &mut Shards, millis, running: bool| {
-            let reports = shards.begin(at(millis), |_| running);
+            let reports = shards.begin_writes(at(millis), |_| running);
             for report in &reports {
-                shards.written(report.index, report.version, true, at(millis));
+                shards.end_write(report.index, report.version, true, at(millis));
             }
             reports.len()
         };
         assert_eq!(write(&mut shards, 0, true), 1);
-        shards.touch(0, Pace::Soon);
+        shards.touch(0, WritePace::Soon);
         assert_eq!((write(&mut shards, 300, true), write(&mut shards, 1000, true)), (0, 1));
-        shards.touch(1, Pace::Soon);
+        shards.touch(1, WritePace::Soon);
         assert_eq!(write(&mut shards, 1300, false), 1);
         assert!(shards.all_written());
     }

@@ -119,7 +119,10 @@ impl SpecState {
 }
 
 /// What is carried out if the spec becomes this one: the changes that a job can follow while it runs are taken over.
-pub(super) fn merged(accepted: &ImagePrePullJobSpec, edited: &ImagePrePullJobSpec) -> ImagePrePullJobSpec {
+pub(super) fn merge_edit(
+    accepted: &ImagePrePullJobSpec,
+    edited: &ImagePrePullJobSpec,
+) -> ImagePrePullJobSpec {
     let now = &edited.image_pre_pull_template;
     let mut merged = ImagePrePullJobSpec {
         image_pre_pull_template: accepted.image_pre_pull_template.clone(),

@@ -10,30 +10,31 @@ use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, NodeStatus, Summ
 use prepull_api::task::NodeName;
 use prepull_api::wire::truncate_reason;
 
-use super::super::{Effects, JobObject, Object, rest_of};
-use super::members::{fresh_record, missing_record, plans};
-use super::stored::{Asked, Resumed, StoredRecords, known_rounds};
+use super::super::{Effects, JobObject, StatusOrReport, rest_of};
+use super::members::{fresh_record, missing_record, plan_nodes};
+use super::stored::{Resumed, RoundRequest, StoredRecords, known_rounds};
 use super::{
-    Course, Job, JobEvents, Members, Nodes, Output, SpecState, Waiting, generation_of, spec, uid_of,
+    Course, JobEvents, JobOutput, Members, NodeViews, PrepullJob, SpecState, WaitingJob, generation_of, spec,
+    uid_of,
 };
 use crate::prepull::aggregate::FIRST_ATTEMPT;
 use crate::prepull::controller::parked::is_end_unknown;
 use crate::prepull::download::WindowRule;
 use crate::prepull::plan;
-use crate::prepull::rollout::{Rollout, Settings, is_missing};
+use crate::prepull::rollout::{Rollout, RolloutSettings, is_missing};
 use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::counted::counted_len;
 use crate::shared::objects::ObjectId;
 use crate::shared::reasons;
-use crate::shared::writes::Pace;
+use crate::shared::writes::WritePace;
 
-impl Job {
+impl PrepullJob {
     /// A job that is new to this run of cloudcore. `reports`: those that the API server has of it.
     /// `report_capacity`: nodes in a further one, at most.
     pub(in crate::prepull::controller) fn load(
         object: &JobObject,
         reports: Vec<ImagePrePullReport>,
-        nodes: &Nodes,
+        nodes: &NodeViews,
         report_capacity: usize,
         effects: &mut Effects<'_>,
     ) -> Self {
@@ -44,17 +45,17 @@ impl Job {
             next: None,
             spec: SpecState::default(),
             course: Course::default(),
-            members: Members::none(),
-            output: Output::new(report_capacity),
+            members: Members::without_nodes(),
+            output: JobOutput::new(report_capacity),
             events: JobEvents::new(ObjectId { namespace: String::new(), name, uid: uid_of(object) }),
         };
         job.spec.set_generation(generation_of(object));
         let status = rest.status.clone().unwrap_or_default();
         job.output.set_conditions(&status.conditions);
-        job.output.note_version(Object::Status, rest.metadata.resource_version.clone());
+        job.output.note_version(StatusOrReport::Status, rest.metadata.resource_version.clone());
         for report in &reports {
             let version = report.metadata.resource_version.clone();
-            job.output.note_version(Object::Report(report.body.index), version);
+            job.output.note_version(StatusOrReport::Report(report.body.index), version);
         }
         let reports = reports.into_iter().map(|report| report.body);
         let is_of_run = |report: &ReportBody| report.first_attempt == status.first_attempt;
@@ -65,15 +66,15 @@ impl Job {
             job.resume(object, status, reports, nodes, effects);
         } else if status.phase == JobPhase::Failure && status.observed_generation == rest.metadata.generation
         {
-            job.course.refuse(status.phase, status.reason);
+            job.course.set_unstarted(status.phase, status.reason);
         } else {
-            job.begin(object, nodes, effects);
+            job.begin_run(object, nodes, effects);
         }
         job
     }
 
     /// Chooses the nodes of a new job and plans for them.
-    pub(super) fn begin(&mut self, object: &JobObject, nodes: &Nodes, effects: &mut Effects<'_>) {
+    pub(super) fn begin_run(&mut self, object: &JobObject, nodes: &NodeViews, effects: &mut Effects<'_>) {
         self.waiting = None;
         let object = match object {
             Ok(object) => object,
@@ -83,9 +84,9 @@ impl Job {
             Ok(job) => Arc::new(job),
             Err(refusal) => return self.refuse(reasons::INVALID_SPEC, &refusal.to_string(), effects),
         };
-        let mut selection = plan::select(&job, nodes);
+        let mut selection = plan::select_nodes(&job, nodes);
         let waits = selection.waits_for_ready();
-        let plan = match plan::plan(&job, nodes) {
+        let plan = match plan::plan_job(&job, nodes) {
             Ok(plan) => plan.nodes,
             // It begins with no node, and ends.
             Err(_) if waits && job.policy.cancel => Vec::new(),
@@ -114,19 +115,19 @@ impl Job {
         }
         let records = plan.iter().map(|(node, _)| fresh_record(node));
         let records: Vec<_> = records.chain(missing.iter().map(missing_record)).collect();
-        self.course.configure(&job);
-        self.course.begin(effects.now);
+        self.course.replace_policy(&job);
+        self.course.begin_run(effects.now);
         self.spec.begin(&object.spec);
         self.output.begin_reports_of_run(records.len(), &job);
-        let rollout =
-            Rollout::new(settings(&job, &self.course), records).counting_from(self.course.first_attempt());
-        self.members.begin(Some(job), plan.into_iter().collect(), rollout);
+        let rollout = Rollout::new(rollout_settings(&job, &self.course), records)
+            .counting_from(self.course.first_attempt());
+        self.members.set_nodes(Some(job), plan.into_iter().collect(), rollout);
         if !self.course.is_cancelled() {
             self.events.emit_normal(reasons::STARTED, &note, effects);
             self.events.emit_left_out(&selection.skipped, &missing, effects);
         }
         self.members.skip_all(selection.skipped);
-        self.output.begin();
+        self.output.mark_beginning();
     }
 
     /// The job has not begun, since none of its nodes is Ready.
@@ -138,33 +139,33 @@ impl Job {
         effects: &mut Effects<'_>,
     ) {
         let object = Box::new(ImagePrePullJob { status: None, ..object.clone() });
-        self.waiting = Some(Waiting { object, job });
+        self.waiting = Some(WaitingJob { object, job });
         self.spec.clear_refusal();
         let reason = truncate_reason(&format!("waits for a Ready node: {why}"));
         self.events.emit_warning(reasons::NO_ELIGIBLE_NODES, &reason, effects);
-        self.course.refuse(JobPhase::Init, reason);
-        self.output.touch_status(Pace::Now);
+        self.course.set_unstarted(JobPhase::Init, reason);
+        self.output.touch_status(WritePace::Now);
     }
 
     /// Begins a job that has waited, once a node of it is Ready.
-    pub(super) fn begin_waiting(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) {
+    pub(super) fn begin_waiting(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) {
         if let Some(waiting) = self.waiting.take_if(|waiting| has_eligible(&waiting.job, nodes)) {
-            self.begin(&Ok(waiting.object), nodes, effects);
+            self.begin_run(&Ok(waiting.object), nodes, effects);
         }
     }
 
     /// Begins the next run of a job that is over, once all of this one is written: then nothing waits for a write, and none
     /// is under way.
-    pub(super) fn begin_next_run(&mut self, nodes: &Nodes, effects: &mut Effects<'_>) -> bool {
+    pub(super) fn begin_next_run(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) -> bool {
         if !self.is_over() || !self.output.is_settled() {
             return false;
         }
         let Some(object) = self.next.take() else { return false };
         let last = self.members.rollout().last_attempt();
         self.course = Course::counting_from(self.course.next_first_attempt(last));
-        self.members = Members::none();
+        self.members = Members::without_nodes();
         self.output.end_run();
-        self.begin(&Ok(object), nodes, effects);
+        self.begin_run(&Ok(object), nodes, effects);
         true
     }
 
@@ -175,7 +176,7 @@ impl Job {
         object: &JobObject,
         status: ImagePrePullJobStatus,
         reports: Vec<ReportBody>,
-        nodes: &Nodes,
+        nodes: &NodeViews,
         effects: &mut Effects<'_>,
     ) {
         let is_seen = status.observed_generation == rest_of(object).metadata.generation;
@@ -186,25 +187,25 @@ impl Job {
         let has_lost_records = (status.summary.desired as usize) > stored.records.len();
         // The end is a time of the status; with it `asks_again` knows that the job was over.
         if let Some(job) = &job {
-            self.course.configure(job);
+            self.course.replace_policy(job);
         }
         let has_ended = status.completion_time.is_some();
         let may_begin_next_run = !is_seen || is_end_unknown(&status);
         let known = known_rounds(&status);
         self.course.restore(&status, has_ended, known, effects.now);
-        let asked = self.read_edit(object).map_or(Asked::Nothing, |edit| self.asks_again(&edit.spec));
-        let is_asked_again = asked != Asked::Nothing;
+        let asked = self.read_edit(object).map_or(RoundRequest::Nothing, |edit| self.asks_again(&edit.spec));
+        let is_asked_again = asked != RoundRequest::Nothing;
         let Resumed { rounds, is_over } = stored.resume(known, has_ended, asked);
         if rounds.rechecking {
-            stored.begin_recheck(rounds.recheck, |record| exists(record, nodes));
+            stored.begin_recheck(rounds.recheck, |record| node_exists(record, nodes));
         } else if !is_over {
-            stored.begin_round(rounds.retry, |record| !is_missing(record) || exists(record, nodes));
+            stored.begin_round(rounds.retry, |record| !is_missing(record) || node_exists(record, nodes));
         }
         let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated, .. } = stored;
         let mut plans = HashMap::new();
         if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
             // Reports may be missing, and nodes may have joined since.
-            let may_join = job.policy.follow_nodes && !rounds.rechecking && asked != Asked::Recheck;
+            let may_join = job.policy.follow_nodes && !rounds.rechecking && asked != RoundRequest::Recheck;
             if has_lost_records || may_join {
                 if has_lost_records {
                     // What the status shows was chosen, whether or not it would be now.
@@ -212,7 +213,7 @@ impl Job {
                     let shown = shown.filter(|node| stored_nodes.insert(node.node_name.clone()));
                     records.extend(shown.map(chosen_again));
                 }
-                let mut chosen = plan::select(job, nodes);
+                let mut chosen = plan::select_nodes(job, nodes);
                 // A node that left the job is among the skipped ones.
                 let left: HashSet<_> = status.skipped_nodes.iter().map(|node| &node.node_name).collect();
                 let missing = chosen.take_missing().into_iter();
@@ -225,19 +226,20 @@ impl Job {
                     records.extend(missing.map(|node| missing_record(&node)));
                 }
             }
-            plans = self::plans(job, &records, nodes);
+            plans = self::plan_nodes(job, &records, nodes);
         }
         self.output.restore_reports(&reports, job.as_ref());
         self.output.shards.grow(records.len());
         self.output.shards.rewrite(|index| outdated.contains(&index));
-        let settings = job.as_ref().map_or_else(Settings::default, |job| settings(job, &self.course));
-        let rollout = if is_over { Rollout::ended } else { Rollout::new };
+        let settings =
+            job.as_ref().map_or_else(RolloutSettings::default, |job| rollout_settings(job, &self.course));
+        let rollout = if is_over { Rollout::for_ended_job } else { Rollout::new };
         let mut rollout = rollout(settings, records).counting_from(self.course.first_attempt());
         rollout.resume_waves(&status.rollout.clone().unwrap_or_default());
         if rounds.retry > status.retry && !rounds.rechecking {
             rollout.restart_waves();
         }
-        self.members.begin(job.filter(|_| !is_over).map(Arc::new), plans, rollout);
+        self.members.set_nodes(job.filter(|_| !is_over).map(Arc::new), plans, rollout);
         self.course.restore(&status, is_over, rounds, effects.now);
         if let Some(until) = self.course.recheck_until() {
             self.members.rollout_mut().resume_recheck(until);
@@ -246,7 +248,7 @@ impl Job {
         if is_over {
             self.output.restore_status();
             // If reports are missing, the stored status knows more than we do.
-            let news = Some(Pace::Slow).filter(|_| !has_lost_records);
+            let news = Some(WritePace::Slow).filter(|_| !has_lost_records);
             if let Some(pace) = news.filter(|_| self.is_ahead_of(&status.summary)) {
                 self.output.touch_status(pace);
             }
@@ -256,8 +258,8 @@ impl Job {
             }
         } else {
             self.members.remove_missing(nodes);
-            self.output.touch_status(Pace::Slow);
-            let news = Some(Pace::Now).filter(|_| !is_seen || self.is_held());
+            self.output.touch_status(WritePace::Slow);
+            let news = Some(WritePace::Now).filter(|_| !is_seen || self.is_held());
             self.apply_edit(object, news, nodes, effects);
         }
     }
@@ -272,17 +274,17 @@ impl Job {
     /// The job cannot run as it is. An edit of the spec gives it another chance.
     fn refuse(&mut self, reason: &'static str, message: &str, effects: &mut Effects<'_>) {
         let refusal = self.spec.refuse(message).to_owned();
-        self.course.refuse(JobPhase::Failure, refusal);
+        self.course.set_unstarted(JobPhase::Failure, refusal);
         self.events.emit_warning(reason, message, effects);
-        self.output.touch_status(Pace::Now);
+        self.output.touch_status(WritePace::Now);
     }
 }
 
-fn has_eligible(job: &ValidatedJob, nodes: &Nodes) -> bool {
-    !plan::select(job, nodes).eligible.is_empty()
+fn has_eligible(job: &ValidatedJob, nodes: &NodeViews) -> bool {
+    !plan::select_nodes(job, nodes).eligible.is_empty()
 }
 
-fn exists(record: &NodeStatus, nodes: &Nodes) -> bool {
+fn node_exists(record: &NodeStatus, nodes: &NodeViews) -> bool {
     nodes.contains_key(&NodeName(record.node_name.clone()))
 }
 
@@ -308,7 +310,7 @@ fn accepted_before(
 }
 
 /// For a job with an unknown accepted spec: nothing starts.
-impl Default for Settings {
+impl Default for RolloutSettings {
     fn default() -> Self {
         Self {
             concurrency: 1,
@@ -322,14 +324,14 @@ impl Default for Settings {
     }
 }
 
-pub(super) fn settings(job: &ValidatedJob, course: &Course) -> Settings {
-    Settings {
+pub(super) fn rollout_settings(job: &ValidatedJob, course: &Course) -> RolloutSettings {
+    RolloutSettings {
         concurrency: job.concurrency.get() as usize,
         tolerance: job.tolerance,
         timeout: job.timeout,
         steps: job.policy.steps.clone(),
         pause: job.policy.pause,
         hold: job.policy.suspend || job.policy.cancel,
-        windows: WindowRule::of(job).resumed_at(course.resumed()),
+        windows: WindowRule::from_job(job).resumed_at(course.resumed_at()),
     }
 }

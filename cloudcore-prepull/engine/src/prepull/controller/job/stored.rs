@@ -21,19 +21,19 @@ pub(super) struct StoredRecords {
     /// The indexes of reports to write again: with a record that does not count, or that has changed.
     pub(super) outdated: HashSet<u32>,
     /// The rounds of each report, and the range of its records.
-    rounds: Vec<(Stored, Range<usize>)>,
+    rounds: Vec<(ReportRounds, Range<usize>)>,
 }
 
 /// The rounds in a report. Reports of version 0.1 do not say how many of `spec.retry` had begun.
 #[derive(Clone, Copy, Debug)]
-struct Stored {
+struct ReportRounds {
     retry: Option<u32>,
     rounds: Rounds,
 }
 
 /// What people ask a job for that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum RoundRequest {
     Nothing,
     /// Another round of `spec.retry`.
     Retry,
@@ -66,7 +66,7 @@ impl StoredRecords {
         for report in &reports {
             for record in &report.node_status {
                 let known = furthest.entry(&record.node_name).or_insert((record, report.index));
-                if progress(record) > progress(known.0) {
+                if progress_rank(record) > progress_rank(known.0) {
                     *known = (record, report.index);
                 }
             }
@@ -87,7 +87,7 @@ impl StoredRecords {
             }
             let (retry, recheck, rechecking) = (report.retry, report.recheck, report.rechecking);
             let rounds = Rounds { retry: retry.unwrap_or(0), recheck, rechecking };
-            all.rounds.push((Stored { retry, rounds }, before..all.records.len()));
+            all.rounds.push((ReportRounds { retry, rounds }, before..all.records.len()));
             all.reports.push((report.index, all.records.len() - before));
         }
         all
@@ -104,18 +104,19 @@ impl StoredRecords {
     }
 
     /// What has begun, by the status and the reports together. `has_ended`: the job had ended, by its status.
-    pub(super) fn resume(&self, known: Rounds, has_ended: bool, asked: Asked) -> Resumed {
+    pub(super) fn resume(&self, known: Rounds, has_ended: bool, asked: RoundRequest) -> Resumed {
         let written = self.rounds();
         // Nodes are in progress again: the earlier run had begun a further round, and not written so in the status. It
         // goes on as it is, unless it is begun again.
         let is_in_progress = |record: &NodeStatus| record.phase == NodePhase::InProgress;
         let is_ahead = written.total() > known.total() || self.records.iter().any(is_in_progress);
-        let has_round = has_ended && asked == Asked::Nothing && is_ahead;
+        let has_round = has_ended && asked == RoundRequest::Nothing && is_ahead;
         if has_ended && !has_round {
             // What is asked for now is begun under the number that the status knows. Of the other kind none is forgotten.
-            let retry = if asked == Asked::Recheck { known.retry.max(written.retry) } else { known.retry };
+            let retry =
+                if asked == RoundRequest::Recheck { known.retry.max(written.retry) } else { known.retry };
             let recheck =
-                if asked == Asked::Retry { known.recheck.max(written.recheck) } else { known.recheck };
+                if asked == RoundRequest::Retry { known.recheck.max(written.recheck) } else { known.recheck };
             return Resumed { rounds: Rounds { retry, recheck, rechecking: false }, is_over: true };
         }
         let rechecking = match written.total().cmp(&known.total()) {
@@ -174,7 +175,7 @@ impl StoredRecords {
 }
 
 /// How far a node has got, to compare two records of it: by attempt, then by phase.
-fn progress(record: &NodeStatus) -> (u32, u8) {
+fn progress_rank(record: &NodeStatus) -> (u32, u8) {
     let phase = match record.phase {
         NodePhase::Pending => 0,
         NodePhase::InProgress => 1,
@@ -220,13 +221,18 @@ mod tests {
         let at_work = NodePhase::InProgress;
         for (stored, known, asked, (retry, recheck, rechecking, is_over)) in [
             // The status is as the reports are.
-            (written(1, 1, true, NodePhase::Successful), known(1, 1), Asked::Nothing, (1, 1, false, true)),
+            (
+                written(1, 1, true, NodePhase::Successful),
+                known(1, 1),
+                RoundRequest::Nothing,
+                (1, 1, false, true),
+            ),
             // A re-check had begun, or a round.
-            (written(0, 1, true, at_work), known(0, 0), Asked::Nothing, (0, 1, true, false)),
-            (written(1, 1, false, at_work), known(0, 1), Asked::Nothing, (1, 1, false, false)),
+            (written(0, 1, true, at_work), known(0, 0), RoundRequest::Nothing, (0, 1, true, false)),
+            (written(1, 1, false, at_work), known(0, 1), RoundRequest::Nothing, (1, 1, false, false)),
             // What is asked for begins again, under the same number; the other kind keeps its own.
-            (written(0, 1, true, at_work), known(0, 0), Asked::Recheck, (0, 0, false, true)),
-            (written(0, 1, true, at_work), known(0, 0), Asked::Retry, (0, 1, false, true)),
+            (written(0, 1, true, at_work), known(0, 0), RoundRequest::Recheck, (0, 0, false, true)),
+            (written(0, 1, true, at_work), known(0, 0), RoundRequest::Retry, (0, 1, false, true)),
         ] {
             let Resumed { rounds, is_over: over } = stored.resume(known, true, asked);
             let expected = (Rounds { retry, recheck, rechecking }, is_over);

@@ -350,7 +350,7 @@ fn a_jobs_end_follows_its_nodes_ends() {
         assert_eq!(world.status().phase, JobPhase::InProgress);
     }
     let tried = world.tried.clone();
-    assert!(tried.iter().rev().take(3).all(|object| *object == Object::Report(0)), "{tried:?}");
+    assert!(tried.iter().rev().take(3).all(|object| *object == StatusOrReport::Report(0)), "{tried:?}");
     world.api_up = true;
     world.pass(5_000);
     world.pass(1_000);
@@ -369,16 +369,16 @@ fn a_large_jobs_progress_is_written_rarely() {
             let moment = prepull_api::task::ImageProgress {
                 index: 0,
                 phase: prepull_api::task::ImagePhase::Pulling,
-                bytes: Some(prepull_api::task::Bytes { done: second, total: 100 }),
+                bytes: Some(prepull_api::task::ByteProgress { done: second, total: 100 }),
                 attempts: 1,
                 reason: String::new(),
                 code: None,
             };
-            let progress = Progress { task: task(), images: vec![moment], waits: String::new() };
+            let progress = TaskProgress { task: task(), images: vec![moment], waits: String::new() };
             let message = EdgeMessage::Progress(progress);
             let session = SessionId(world.sessions);
             let event = SessionEvent::Message { node: node.as_str().into(), session, message };
-            world.controller.hear(FleetEvent::Session(event), world.now);
+            world.controller.note_fleet_event(FleetEvent::Session(event), world.now);
         }
         world.pass(1_000);
     }

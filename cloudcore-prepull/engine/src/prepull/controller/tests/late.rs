@@ -52,7 +52,7 @@ fn an_unknown_jobs_tasks_are_cancelled() {
     assert_eq!(reasons(&world), [DELETED]);
     world.says(
         "a",
-        EdgeMessage::Progress(Progress { task: task(), images: Vec::new(), waits: String::new() }),
+        EdgeMessage::Progress(TaskProgress { task: task(), images: Vec::new(), waits: String::new() }),
     );
     assert_eq!(reasons(&world), [DELETED; 2]);
     world.give(sent(1));
@@ -109,7 +109,7 @@ fn an_unsendable_task_fails_with_the_reason() {
 fn a_deleted_status_stops_its_job() {
     let mut world = World::new(&["a"]);
     world.give(on(&["a"]));
-    let (job, object) = (task().job, Object::Status);
+    let (job, object) = (task().job, StatusOrReport::Status);
     let outcome = WriteOutcome::Gone;
     world.give(Input::Written { job: job.clone(), object, version: 1, outcome, stored: None });
     world.up("a", &[]);
@@ -153,7 +153,7 @@ fn both_engines_share_a_nodes_slots() {
 #[test]
 fn a_deleted_jobs_late_write_leaves_nothing() {
     let mut world = World::new(&[]);
-    let (job, object, outcome) = (task().job, Object::Status, WriteOutcome::Done);
+    let (job, object, outcome) = (task().job, StatusOrReport::Status, WriteOutcome::Done);
     world.controller.handle(Input::Written { job, object, version: 1, outcome, stored: None }, world.now);
     let actions = world.controller.flush(world.now);
     assert!(matches!(&actions[..], [Action::Forget(job)] if *job == task().job), "{actions:?}");

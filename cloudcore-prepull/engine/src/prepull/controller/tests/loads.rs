@@ -17,7 +17,7 @@ fn a_lean_job_yields_no_status() {
     world.ends("n0", TaskOutcome::Succeeded);
     let whole = object(job(wanted, 1, world.stored.as_ref()));
     let mut listed = whole.clone();
-    lean(&mut listed, world.now);
+    drop_unread_fields(&mut listed, world.now);
     world.restart_unread(&nodes);
     world.controller.handle(Input::Jobs(vec![listed]), world.now);
     let recalled = world.controller.flush(world.now);
@@ -69,7 +69,7 @@ fn what_the_watch_says_late_undoes_nothing() {
 fn a_write_replaces_the_last_stored_version() {
     let mut controller = Controller::default();
     let now = Timestamp::from_second(1_000_000).unwrap();
-    controller.hear(FleetEvent::Nodes(vec![edge("n0")]), now);
+    controller.note_fleet_event(FleetEvent::Nodes(vec![edge("n0")]), now);
     let mut wanted = object(job(json!({"nodeNames": ["n0"]}), 1, None));
     wanted.as_mut().unwrap().metadata.resource_version = Some("5".to_owned());
     controller.handle(Input::Job(wanted), now);
@@ -88,7 +88,8 @@ fn a_write_replaces_the_last_stored_version() {
             controller.handle(Input::Written { job, object, version, outcome, stored }, now);
         }
     }
-    for (object, first) in [(Object::Status, Some("5".to_owned())), (Object::Report(0), None)] {
+    for (object, first) in [(StatusOrReport::Status, Some("5".to_owned())), (StatusOrReport::Report(0), None)]
+    {
         let mut known = first;
         let of_object: Vec<_> = replaced.iter().filter(|(of, ..)| *of == object).collect();
         assert!(!of_object.is_empty(), "{replaced:?}");

@@ -303,7 +303,10 @@ fn a_runs_end_follows_its_recorded_beginning() {
     world.api_up = false;
     world.give(with_spec(of(&nodes, "app:2"), json!({"activeDeadlineSeconds": 10}), 2, None));
     world.pass_minute();
-    assert!(!world.tried.ends_with(&[Object::Report(0)]), "the records of the run before would be lost");
+    assert!(
+        !world.tried.ends_with(&[StatusOrReport::Report(0)]),
+        "the records of the run before would be lost"
+    );
     let first: Vec<_> = world.reports.values().map(|report| report.first_attempt).collect();
     assert_eq!((first, world.status().first_attempt), (vec![None], None));
     world.api_up = true;

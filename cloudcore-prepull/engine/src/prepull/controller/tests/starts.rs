@@ -11,7 +11,7 @@ fn the_accepted_spec_is_written_before_starts() {
         world.answers = false;
         world.give(job(template(&nodes), 1, None));
         world.pass(5_000);
-        assert_eq!((world.tried.clone(), world.taken().len()), (vec![Object::Status], 0));
+        assert_eq!((world.tried.clone(), world.taken().len()), (vec![StatusOrReport::Status], 0));
         // Its leader dies, and a user removes a name.
         let mut stored = world.status().clone();
         if !shows_nodes {
@@ -78,7 +78,11 @@ fn an_end_waits_for_the_written_beginning() {
         for _ in 0..10 {
             world.pass(1_000);
         }
-        assert!(world.tried.iter().all(|object| *object == Object::Status), "{edit}: {:?}", world.tried);
+        assert!(
+            world.tried.iter().all(|object| *object == StatusOrReport::Status),
+            "{edit}: {:?}",
+            world.tried
+        );
         world.api_up = true;
         world.pass(6_000);
         world.pass(1_000);

@@ -204,7 +204,7 @@ fn a_node_shows_its_edges_wait() {
     let (mut world, nodes) = fleet(1);
     world.give(job_with(&nodes, json!({}), 1, None));
     let says = |waits: &str| {
-        EdgeMessage::Progress(Progress { task: task(), images: Vec::new(), waits: waits.to_owned() })
+        EdgeMessage::Progress(TaskProgress { task: task(), images: Vec::new(), waits: waits.to_owned() })
     };
     world.says("n0", says("waits for its window, opens at 01:00 UTC (Tue 13 Jan)"));
     world.pass(60_000);

@@ -7,7 +7,7 @@ use prepull_api::download::{MAX_VERIFICATION_KEY, MAX_VERIFICATION_KEYS, Verific
 use prepull_api::overriders::SecretRef;
 use prepull_api::wire::truncate_reason;
 
-use super::{Problem, SecretLookup, allowed};
+use super::{SecretLookup, SecretProblem, allowed_secret};
 use crate::prepull::validate::VerifyPolicy;
 
 /// The end of the names under which cosign and people keep public keys: `cosign.pub`.
@@ -55,7 +55,7 @@ pub fn resolve_verification(
     let mut keys: Vec<String> = Vec::new();
     let mut problems = Vec::new();
     for secret in &policy.keys {
-        match usable(secret, user, lookup(secret)) {
+        match usable_keys(secret, user, lookup(secret)) {
             Ok(found) => {
                 for key in found {
                     if !keys.contains(&key) {
@@ -70,7 +70,7 @@ pub fn resolve_verification(
         let text =
             format!("spec.verify.keys name {} keys; at most {MAX_VERIFICATION_KEYS} are used", keys.len());
         keys.truncate(MAX_VERIFICATION_KEYS);
-        problems.extend(policy.keys.first().map(|secret| (secret, Problem::open(text))));
+        problems.extend(policy.keys.first().map(|secret| (secret, SecretProblem::for_everyone(text))));
     }
     let texts: Vec<_> = problems.iter().map(|(_, problem)| problem.text.as_str()).collect();
     let unavailable = (!texts.is_empty()).then(|| truncate_reason(&texts.join("; ")));
@@ -83,20 +83,20 @@ pub fn resolve_verification(
 }
 
 /// The public keys of one secret, never none; or why there are none.
-fn usable(
+fn usable_keys(
     secret: &SecretRef,
     user: Option<SecretUser<'_>>,
     found: SecretLookup,
-) -> Result<Vec<String>, Problem> {
-    let found = allowed(secret, user, found)?;
+) -> Result<Vec<String>, SecretProblem> {
+    let found = allowed_secret(secret, user, found)?;
     if found.public_keys.is_empty() {
         let text =
             format!("secret {secret} has no key {{name}}{SUFFIX}: store the public key as cosign{SUFFIX}");
-        return Err(Problem::open(text));
+        return Err(SecretProblem::for_everyone(text));
     }
     let keys = found.public_keys.iter().map(|(name, key)| match key {
         Ok(key) => Ok(key.clone()),
-        Err(problem) => Err(Problem::open(format!("secret {secret}: {name} {problem}"))),
+        Err(problem) => Err(SecretProblem::for_everyone(format!("secret {secret}: {name} {problem}"))),
     });
     keys.collect()
 }

@@ -63,8 +63,8 @@ impl World {
     pub(super) fn send(&mut self, node: usize, blobs: Vec<BlobNews>, failures: Vec<PeerFailure>) {
         if self.nodes[node].online {
             let news = Blobs { task: task(), blobs, failures, reads_streams: self.streams };
-            let shared = Shared { entitlement: "image".into(), max_rate: None, has_succeeded: false };
-            self.sites.note(&name(node), &shared, news, self.now);
+            let shared = BlobSharing { entitlement: "image".into(), max_rate: None, has_succeeded: false };
+            self.sites.note_blobs(&name(node), &shared, news, self.now);
         }
     }
 
@@ -103,8 +103,7 @@ impl World {
             self.log(&format!("{node} {blob}: {kind:?}"));
         }
         for book in self.sites.by_name.values().flat_map(|site| site.books.values()) {
-            let is_carrier =
-                |seeker: &&book::Seeker| matches!(&seeker.way, Way::Registry(of) if of.alone.is_empty());
+            let is_carrier = |seeker: &&book::Seeker| matches!(&seeker.way, AssignedSource::Registry(of) if of.alone.is_empty());
             assert!(book.seekers.values().filter(is_carrier).count() <= 1, "two carriers");
         }
         assert!(self.sites.bytes() <= self.sites.settings().memory);

@@ -5,23 +5,23 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use x509_parser::pem::Pem;
 
-use super::super::facts::Facts;
-use crate::amounts::{count, duration, seconds_between};
+use super::super::facts::ClusterFacts;
+use crate::amounts::{format_count, format_duration, seconds_between};
 use crate::checklist::Point;
-use crate::leader::judge;
+use crate::leader::current_leader;
 
 /// A CA that ends earlier than this is to be replaced now: edges that are away for weeks have to learn of the next one.
 const ROTATE: SignedDuration = SignedDuration::from_hours(90 * 24);
 
-pub(super) fn points(facts: &Facts, now: Timestamp) -> Vec<Point> {
-    let mut points = vec![leader(facts, now)];
-    points.push(pods(facts));
-    points.push(door(facts));
-    points.push(ca(facts, now));
+pub(super) fn points(facts: &ClusterFacts, now: Timestamp) -> Vec<Point> {
+    let mut points = vec![leader_point(facts, now)];
+    points.push(pods_point(facts));
+    points.push(service_point(facts));
+    points.push(ca_point(facts, now));
     points
 }
 
-fn leader(facts: &Facts, now: Timestamp) -> Point {
+fn leader_point(facts: &ClusterFacts, now: Timestamp) -> Point {
     let namespace = &facts.namespace;
     let start = format!(
         "kubectl -n {namespace} get pods; kubectl -n {namespace} logs -l app.kubernetes.io/name=cloudcore-prepull"
@@ -40,11 +40,11 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
         }
         Ok(Some(lease)) => lease,
     };
-    let gone = match judge(lease, now) {
+    let gone = match current_leader(lease, now) {
         Ok(holder) => return Point::good(format!("{holder} leads")),
         Err(gone) => gone,
     };
-    let ago = duration(seconds_between(gone.since, now));
+    let ago = format_duration(seconds_between(gone.since, now));
     let how = match gone.holder {
         None => format!("the last leader gave its Lease back {ago} ago"),
         Some(holder) => format!("{holder} has not renewed its Lease for {ago}"),
@@ -52,7 +52,7 @@ fn leader(facts: &Facts, now: Timestamp) -> Point {
     Point::bad(format!("no replica leads: {how}"), start)
 }
 
-fn pods(facts: &Facts) -> Point {
+fn pods_point(facts: &ClusterFacts) -> Point {
     let namespace = &facts.namespace;
     let pods = match &facts.pods {
         Err(error) => return Point::open(format!("its pods are not known: {error}")),
@@ -64,11 +64,11 @@ fn pods(facts: &Facts) -> Point {
         (0, _) => Point::open(format!(
             "namespace {namespace} has no pod of it: it runs outside of the cluster, or not at all"
         )),
-        (all, None) => Point::good(format!("{} ready", count(all as u64, "pod"))),
+        (all, None) => Point::good(format!("{} ready", format_count(all as u64, "pod"))),
         (all, Some(unready)) => {
             let ready = pods.iter().filter(|pod| is_ready(pod)).count();
             Point::bad(
-                format!("{ready} of {} ready; {unready} is not", count(all as u64, "pod")),
+                format!("{ready} of {} ready; {unready} is not", format_count(all as u64, "pod")),
                 format!(
                     "kubectl -n {namespace} describe pod {unready}; /availablez of the pod, port 10003, has the reason"
                 ),
@@ -82,7 +82,7 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn door(facts: &Facts) -> Point {
+fn service_point(facts: &ClusterFacts) -> Point {
     let namespace = &facts.namespace;
     match &facts.door {
         Err(error) => Point::open(format!("whether the Service leads to it is not known: {error}")),
@@ -106,7 +106,7 @@ fn door(facts: &Facts) -> Point {
     }
 }
 
-fn ca(facts: &Facts, now: Timestamp) -> Point {
+fn ca_point(facts: &ClusterFacts, now: Timestamp) -> Point {
     let namespace = &facts.namespace;
     let pem = match &facts.ca {
         Err(error) => return Point::open(format!("the CA of the edges is not known: {error}")),
@@ -128,12 +128,13 @@ fn ca(facts: &Facts, now: Timestamp) -> Point {
     match end {
         None => Point::bad("the CA in the ConfigMap prepull-ca is no certificate", rotate),
         Some(end) if end <= now => Point::bad(
-            format!("the CA of the edges ended {} ago", duration(seconds_between(end, now))),
+            format!("the CA of the edges ended {} ago", format_duration(seconds_between(end, now))),
             rotate,
         ),
-        Some(end) if end.duration_since(now) < ROTATE => {
-            Point::bad(format!("the CA of the edges ends in {}", duration(seconds_between(now, end))), rotate)
-        }
+        Some(end) if end.duration_since(now) < ROTATE => Point::bad(
+            format!("the CA of the edges ends in {}", format_duration(seconds_between(now, end))),
+            rotate,
+        ),
         Some(end) => Point::good(format!("the CA of the edges is good until {}", end.strftime("%Y-%m-%d"))),
     }
 }

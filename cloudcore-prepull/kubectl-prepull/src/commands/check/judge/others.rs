@@ -6,14 +6,14 @@ use prepull_api::crd::kruise::{PART_OF, PART_OF_LABEL, running_controller};
 use prepull_api::kubeedge::{CLOUDCORE, obstacle};
 use serde_json::Value;
 
-use super::super::facts::Facts;
+use super::super::facts::ClusterFacts;
 use crate::checklist::Point;
 
-pub(super) fn points(facts: &Facts, now: Timestamp) -> Vec<Point> {
-    vec![kubeedge(facts), kruise(facts, now)]
+pub(super) fn points(facts: &ClusterFacts, now: Timestamp) -> Vec<Point> {
+    vec![kubeedge_point(facts), kruise_point(facts, now)]
 }
 
-fn kubeedge(facts: &Facts) -> Point {
+fn kubeedge_point(facts: &ClusterFacts) -> Point {
     let read = |map: &k8s_openapi::api::core::v1::ConfigMap| {
         serde_saphyr::from_str::<Value>(map.data.as_ref()?.get(CLOUDCORE.1)?).ok()
     };
@@ -33,7 +33,7 @@ fn kubeedge(facts: &Facts) -> Point {
     }
 }
 
-fn kruise(facts: &Facts, now: Timestamp) -> Point {
+fn kruise_point(facts: &ClusterFacts, now: Timestamp) -> Point {
     let (definition, lease) = match (&facts.kruise, &facts.kruise_lease) {
         (Ok(definition), Ok(lease)) => (definition, lease),
         (Err(error), _) | (_, Err(error)) => {

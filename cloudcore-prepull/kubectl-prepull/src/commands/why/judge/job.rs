@@ -10,7 +10,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::selector::Selector;
 
 use super::super::facts::OfJob;
-use crate::amounts::{duration, seconds_between};
+use crate::amounts::{format_duration, seconds_between};
 use crate::checklist::Point;
 use crate::jobs;
 use crate::progress::tally::reason_of;
@@ -32,15 +32,16 @@ pub(super) fn point(
         status.and_then(|status| status.skipped_nodes.iter().find(|skipped| skipped.node_name == name));
     let job_name = job.name_any();
     if let Some(skipped) = skipped {
-        return Some(Point::bad(format!("job {job_name} skips it: {}", skipped.reason), join(job)));
+        return Some(Point::bad(format!("job {job_name} skips it: {}", skipped.reason), joining_remedy(job)));
     }
     let is_chosen = is_chosen(job, name, node);
     if status.is_none_or(|status| status.start_time.is_none()) {
         let reason = status.map(|status| status.reason.as_str()).filter(|reason| !reason.is_empty());
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         let begun = || {
-            Point::open(format!("job {job_name} has not begun{reason}"))
-                .or(format!("kubectl prepull status {job_name}; kubectl edit ippj {job_name} corrects it"))
+            Point::open(format!("job {job_name} has not begun{reason}")).with_remedy(format!(
+                "kubectl prepull status {job_name}; kubectl edit ippj {job_name} corrects it"
+            ))
         };
         return (is_named || is_chosen == Some(true)).then(begun);
     }
@@ -49,9 +50,10 @@ pub(super) fn point(
         return None;
     }
     Some(match is_chosen {
-        Some(true) => {
-            Point::bad(format!("job {job_name} began before it was chosen by it, or skips it"), join(job))
-        }
+        Some(true) => Point::bad(
+            format!("job {job_name} began before it was chosen by it, or skips it"),
+            joining_remedy(job),
+        ),
         _ if selector.is_some() => Point::bad(
             format!(
                 "job {job_name} is for nodes with {}, and not for this one",
@@ -82,7 +84,7 @@ fn selector(job: &ImagePrePullJob) -> Option<String> {
 }
 
 /// How a node joins a job that has begun without it.
-fn join(job: &ImagePrePullJob) -> String {
+fn joining_remedy(job: &ImagePrePullJob) -> String {
     let name = job.name_any();
     let has_begun = job.status.as_ref().is_some_and(|status| status.start_time.is_some());
     if !has_begun && !jobs::is_over(job) {
@@ -105,8 +107,10 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
     let attempt = if record.attempt > 1 { format!(", attempt {}", record.attempt) } else { String::new() };
     let reason = reason_of(record);
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-    let since =
-        record.start_time.as_ref().map(|start| format!(" for {}", duration(seconds_between(start.0, now))));
+    let since = record
+        .start_time
+        .as_ref()
+        .map(|start| format!(" for {}", format_duration(seconds_between(start.0, now))));
     let watch = format!("kubectl prepull status {name} --watch");
     match record.phase {
         NodePhase::Successful => of_success(job, record, now),
@@ -116,7 +120,7 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
         ),
         NodePhase::InProgress => {
             Point::good(format!("job {name} is at work on it{}{attempt}{because}", since.unwrap_or_default()))
-                .or(watch)
+                .with_remedy(watch)
         }
         NodePhase::Pending if job.spec.cancel => Point::bad(
             format!("job {name} was cancelled, and has not started it"),
@@ -128,12 +132,12 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
         ),
         NodePhase::Pending if reason.is_empty() => {
             let at_a_time = job.spec.image_pre_pull_template.concurrency;
-            Point::open(format!("job {name} has selected it, and works on {at_a_time} nodes at a time: it waits")).or(format!(
+            Point::open(format!("job {name} has selected it, and works on {at_a_time} nodes at a time: it waits")).with_remedy(format!(
                 "{watch}; kubectl edit ippj {name} and a larger concurrency, if the registry and the links bear it"
             ))
         }
         NodePhase::Pending => {
-            Point::open(format!("job {name} has selected it, and it waits{because}")).or(watch)
+            Point::open(format!("job {name} has selected it, and it waits{because}")).with_remedy(watch)
         }
         NodePhase::Failure | NodePhase::Unknown => {
             let code = record.code.unwrap_or(FailureCode::Other);
@@ -155,7 +159,7 @@ fn of_record(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poin
 /// A job that has succeeded on the node. That its images are there is known of a moment in the past.
 fn of_success(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Point {
     let name = job.name_any();
-    let ago = |time: &Time| duration(seconds_between(time.0, now));
+    let ago = |time: &Time| format_duration(seconds_between(time.0, now));
     let pulled = record.action_flow.iter().rfind(|action| action.action == Action::Pull);
     let pulled = pulled.map(|pulled| format!(": pulled {} ago", ago(&pulled.time))).unwrap_or_default();
     let recheck = record.recheck.as_ref();
@@ -175,7 +179,9 @@ fn of_success(job: &ImagePrePullJob, record: &NodeStatus, now: Timestamp) -> Poi
     };
     let point = Point::good(format!("job {name} has succeeded on it{pulled}{since}"));
     if jobs::is_over(job) {
-        point.or(format!("kubectl prepull verify {name} asks the nodes whether their images are still there"))
+        point.with_remedy(format!(
+            "kubectl prepull verify {name} asks the nodes whether their images are still there"
+        ))
     } else {
         point
     }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::status::NodePhase;
 
-use crate::amounts::{duration, seconds_between};
+use crate::amounts::{format_duration, seconds_between};
 use crate::checklist::Point;
 use crate::kruise::OfNode;
 use crate::progress::tally::reason_of;
@@ -28,12 +28,14 @@ pub(super) fn point(of: &OfNode, node: &str, now: Timestamp) -> Point {
     let reason = reason_of(record);
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
     let since = record.start_time.as_ref().map(|start| seconds_between(start.0, now));
-    let since = since.map(|since| format!(" for {}", duration(since))).unwrap_or_default();
+    let since = since.map(|since| format!(" for {}", format_duration(since))).unwrap_or_default();
     match record.phase {
         NodePhase::Successful => Point::good(format!("{name} has succeeded on it")),
-        NodePhase::InProgress => Point::good(format!("{name} is at work on it{since}{because}")).or(watch),
+        NodePhase::InProgress => {
+            Point::good(format!("{name} is at work on it{since}{because}")).with_remedy(watch)
+        }
         NodePhase::Pending => {
-            Point::open(format!("{name} has asked for its image, and it waits{because}")).or(watch)
+            Point::open(format!("{name} has asked for its image, and it waits{because}")).with_remedy(watch)
         }
         NodePhase::Failure | NodePhase::Unknown => Point::bad(
             format!("{name} has failed on it{because}"),
@@ -53,6 +55,6 @@ fn without_record(of: &OfNode, name: &str, watch: String) -> Point {
         Point::open(format!(
             "{name} has not asked for its image: it waits for its turn, or does not select it"
         ))
-        .or(watch)
+        .with_remedy(watch)
     }
 }

@@ -21,7 +21,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(180);
 
 /// The stage of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum PullStage {
     /// No layer of the image is known yet.
     Resolving {
         /// Whether its layers may be there, so that the runtime may be unpacking them.
@@ -58,7 +58,7 @@ impl StallDetector {
     pub(super) fn observe(
         &mut self,
         ingests: &HashMap<String, Ingest>,
-        stage: Stage,
+        stage: PullStage,
         others: usize,
         now: Instant,
     ) -> Option<Duration> {
@@ -69,8 +69,8 @@ impl StallDetector {
             self.store_moved = now;
         }
         let (waits, own) = match stage {
-            Stage::Resolving { may_unpack } => (!may_unpack, 0),
-            Stage::Fetching { written, begun } => {
+            PullStage::Resolving { may_unpack } => (!may_unpack, 0),
+            PullStage::Fetching { written, begun } => {
                 let unchanged = self.own.filter(|(before, _)| Some(*before) == begun);
                 self.own = unchanged.or(begun.map(|bytes| (bytes, now)));
                 (written > 0, written)
@@ -98,7 +98,7 @@ impl StallDetector {
 mod tests {
     use super::*;
 
-    const RESOLVING: Stage = Stage::Resolving { may_unpack: false };
+    const RESOLVING: PullStage = PullStage::Resolving { may_unpack: false };
 
     /// A detector, and a store with blobs that the pull has written up to these offsets.
     struct Scene {
@@ -112,11 +112,11 @@ mod tests {
             Self { begun, stall: StallDetector::new(SystemTime::UNIX_EPOCH, LIMIT, begun) }
         }
 
-        fn at(&mut self, seconds: u64, offsets: &[u64], stage: Stage) -> Option<u64> {
+        fn at(&mut self, seconds: u64, offsets: &[u64], stage: PullStage) -> Option<u64> {
             self.beside(0, seconds, offsets, stage)
         }
 
-        fn beside(&mut self, others: usize, seconds: u64, offsets: &[u64], stage: Stage) -> Option<u64> {
+        fn beside(&mut self, others: usize, seconds: u64, offsets: &[u64], stage: PullStage) -> Option<u64> {
             let written = Some(SystemTime::UNIX_EPOCH);
             let ingest = |(n, offset): (usize, &u64)| {
                 (format!("sha256:{n}"), Ingest { offset: *offset, last_write: written })
@@ -127,8 +127,8 @@ mod tests {
         }
     }
 
-    fn fetching(done: u64) -> Stage {
-        Stage::Fetching { written: 1, begun: (done > 0).then_some(done) }
+    fn fetching(done: u64) -> PullStage {
+        PullStage::Fetching { written: 1, begun: (done > 0).then_some(done) }
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
     fn many_connections_share_a_slow_link() {
         // Nine connections of 1 MiB each at 6 KiB/s in total step at about the same time, every 25 minutes.
         let mut scene = Scene::new();
-        let three = |done| Stage::Fetching { written: 3, begun: (done > 0).then_some(done) };
+        let three = |done| PullStage::Fetching { written: 3, begun: (done > 0).then_some(done) };
         assert_eq!(scene.at(1, &[0; 9], three(0)), None);
         assert_eq!(scene.at(1500, &[0; 9], three(0)), None);
         assert_eq!(scene.at(1501, &[1; 9], three(3)), None);
@@ -169,7 +169,7 @@ mod tests {
     fn a_waiting_download_outlives_dead_ones() {
         // Three dead connections of another image; ours is opened beside them.
         let (mut dead, mut waiting) = (Scene::new(), Scene::new());
-        let three = |done| Stage::Fetching { written: 3, begun: Some(done) };
+        let three = |done| PullStage::Fetching { written: 3, begun: Some(done) };
         assert_eq!(dead.beside(1, 0, &[1, 1, 1, 0], three(3)), None);
         for second in 0..720 {
             assert_eq!(dead.beside(1, second, &[1, 1, 1, 0], three(3)), None);
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn waiting_for_another_layer_is_no_stall() {
         let mut scene = Scene::new();
-        let two = Stage::Fetching { written: 2, begun: Some(1) };
+        let two = PullStage::Fetching { written: 2, begun: Some(1) };
         assert_eq!(scene.at(1, &[1, 0, 1], two), None);
         // The first layer is complete, its place belongs to another image, and the second layer stays at zero.
         for minute in 1..60 {
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn unpacking_is_no_stall() {
         let mut scene = Scene::new();
-        let unpacking = Stage::Fetching { written: 0, begun: None };
+        let unpacking = PullStage::Fetching { written: 0, begun: None };
         assert_eq!(scene.at(1, &[9], fetching(9)), None);
         assert_eq!(scene.at(2, &[], unpacking), None);
         assert_eq!(scene.at(4000, &[], unpacking), None);
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(scene.at(179, &[], RESOLVING), None);
         assert_eq!(scene.at(180, &[], RESOLVING), Some(180));
         let mut scene = Scene::new();
-        assert_eq!(scene.at(3000, &[], Stage::Resolving { may_unpack: true }), None);
+        assert_eq!(scene.at(3000, &[], PullStage::Resolving { may_unpack: true }), None);
         assert_eq!(scene.at(3001, &[], RESOLVING), None);
     }
 }

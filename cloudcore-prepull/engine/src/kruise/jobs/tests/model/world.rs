@@ -33,7 +33,7 @@ pub(super) struct Tag {
 
 pub(super) struct World {
     pub(super) rng: Rng,
-    pub(super) jobs: Jobs,
+    pub(super) jobs: KruiseJobs,
     pub(super) now: Timestamp,
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) pods: BTreeMap<String, Pod>,
@@ -62,7 +62,7 @@ impl World {
     pub(super) fn new(rng: Rng, trace: bool) -> Self {
         let mut world = Self {
             rng,
-            jobs: Jobs::default(),
+            jobs: KruiseJobs::default(),
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             nodes: BTreeMap::new(),
             pods: BTreeMap::new(),
@@ -281,7 +281,7 @@ impl World {
 
     /// Restarts cloudcore: of what was in flight some has arrived, at random or all of it.
     pub(super) fn restart(&mut self, at_random: bool) {
-        self.jobs = Jobs::default();
+        self.jobs = KruiseJobs::default();
         let arrives = |rng: &mut Rng| !at_random || rng.chance(50);
         for (node, request, new_round) in std::mem::take(&mut self.requests) {
             if arrives(&mut self.rng) {
@@ -294,7 +294,7 @@ impl World {
                 self.apply(write);
             }
         }
-        self.jobs = Jobs::default();
+        self.jobs = KruiseJobs::default();
         self.unsure.clear();
         self.expected.clear();
         // After a restart a list that is refused or has finished does not bound its children.
