@@ -1,10 +1,13 @@
 //! Writer of OCI image layouts: <https://github.com/opencontainers/image-spec/blob/main/image-layout.md>.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use ring::digest::{Context as Hash, SHA256, digest};
 use serde_json::{Value, json};
 
@@ -105,14 +108,19 @@ impl<'a> Layout<'a> {
 
     /// Writes a layer with one file of incompressible bytes, which depend only on the seed.
     pub(super) fn random_layer(&self, seed: &str, size: u64) -> Result<Layer> {
-        self.layer(|root| {
-            let mut file = std::io::BufWriter::new(std::fs::File::create(root.join("data"))?);
+        // Stored: a search for what repeats would take a tenth of the time of the tests on a new machine.
+        self.layer_at(Compression::none(), |root| {
+            let mut file = std::io::BufWriter::new(File::create(root.join("data"))?);
             write_random(&mut file, seed, size)?;
             Ok(file.flush()?)
         })
     }
 
     fn layer(&self, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Layer> {
+        self.layer_at(Compression::fast(), fill)
+    }
+
+    fn layer_at(&self, level: Compression, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Layer> {
         let scratch = tempfile::tempdir_in(self.dir)?;
         let (root, tar) = (scratch.path().join("root"), scratch.path().join("layer.tar"));
         std::fs::create_dir(&root)?;
@@ -122,8 +130,10 @@ impl<'a> Layout<'a> {
             ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=a=rX,u+w"];
         run(Command::new("tar").args(options).arg("-C").arg(&root).arg("-cf").arg(&tar).arg("."))?;
         let diff_id = sha256_file(&tar)?;
-        run(Command::new("gzip").args(["-1", "-n"]).arg(&tar))?;
-        let compressed = tar.with_extension("tar.gz");
+        let compressed = scratch.path().join("layer.tar.gz");
+        let mut gzip = GzEncoder::new(File::create(&compressed)?, level);
+        std::io::copy(&mut File::open(&tar)?, &mut gzip)?;
+        gzip.finish()?;
         let (digest, size) = (sha256_file(&compressed)?, compressed.metadata()?.len());
         std::fs::rename(&compressed, blob_file(self.dir, &digest))?;
         Ok(Layer { digest, size, diff_id })
@@ -239,7 +249,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 }
 
 fn sha256_file(path: &Path) -> Result<String> {
-    let mut file = std::fs::File::open(path)?;
+    let mut file = File::open(path)?;
     let mut hash = Hash::new(&SHA256);
     let mut buffer = vec![0; 256 * 1024];
     loop {
