@@ -70,6 +70,9 @@ pub(super) struct PrepullJob {
     members: Members,
     output: JobOutput,
     events: JobEvents,
+    /// The status with which the job has ended, where reports of it are lost and the status doesn't show all nodes: it has
+    /// counted them.
+    ended: Option<Box<ImagePrePullJobStatus>>,
 }
 
 /// A job that could begin if one of its nodes were Ready.
@@ -465,7 +468,7 @@ impl PrepullJob {
             reason: course.reason(),
         };
         let generation = Some(self.spec.generation());
-        ImagePrePullJobStatus {
+        let status = ImagePrePullJobStatus {
             observed_generation: generation,
             phase: course.phase(),
             reason: reason_with_refusal(course.reason(), self.spec.refusal().filter(|_| course.has_begun())),
@@ -484,6 +487,16 @@ impl PrepullJob {
             conditions: aggregate::conditions(&situation, self.output.conditions(), generation, now),
             node_status: aggregate::shown_nodes(rollout.records()),
             skipped_nodes: self.members.skipped().iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
+        };
+        let Some(ended) = self.ended.as_deref().cloned() else { return status };
+        ImagePrePullJobStatus {
+            summary: ended.summary,
+            failures_by_code: ended.failures_by_code,
+            removal: ended.removal,
+            rollout: ended.rollout,
+            recheck: ended.recheck,
+            node_status: ended.node_status,
+            ..status
         }
     }
 }

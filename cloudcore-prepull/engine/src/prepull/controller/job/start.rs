@@ -48,6 +48,7 @@ impl PrepullJob {
             members: Members::without_nodes(),
             output: JobOutput::new(report_capacity),
             events: JobEvents::new(ObjectId { namespace: String::new(), name, uid: uid_of(object) }),
+            ended: None,
         };
         job.spec.set_generation(generation_of(object));
         let status = rest.status.clone().unwrap_or_default();
@@ -161,6 +162,7 @@ impl PrepullJob {
             return false;
         }
         let Some(object) = self.next.take() else { return false };
+        self.ended = None;
         let last = self.members.rollout().last_attempt();
         self.course = Course::counting_from(self.course.next_first_attempt(last));
         self.members = Members::without_nodes();
@@ -184,7 +186,8 @@ impl PrepullJob {
         let before = accepted_before(object, &status, is_seen, &stored.records);
         self.spec.restore(status.spec_hash.clone(), before.as_ref().map(|(spec, _)| spec.clone()));
         let job = before.map(|(_, job)| job);
-        let has_lost_records = (status.summary.desired as usize) > stored.records.len();
+        let lacks_records = |records: usize| (status.summary.desired as usize) > records;
+        let has_lost_records = lacks_records(stored.records.len());
         // The end is a time of the status; with it `asks_again` knows that the job was over.
         if let Some(job) = &job {
             self.course.replace_policy(job);
@@ -202,6 +205,12 @@ impl PrepullJob {
             stored.begin_round(rounds.retry, |record| !is_missing(record) || node_exists(record, nodes));
         }
         let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated, .. } = stored;
+        if is_over && !is_asked_again && has_lost_records {
+            // The status shows all nodes of a job that isn't large.
+            let shown = status.node_status.iter();
+            records.extend(shown.filter(|node| stored_nodes.insert(node.node_name.clone())).cloned());
+            self.ended = lacks_records(records.len()).then(|| Box::new(status.clone()));
+        }
         let mut plans = HashMap::new();
         if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
             // Reports may be missing, and nodes may have joined since.
@@ -247,12 +256,10 @@ impl PrepullJob {
         self.members.set_skipped(status.skipped_nodes, status.summary.skipped);
         if is_over {
             self.output.restore_status();
-            // If reports are missing, the stored status knows more than we do.
-            let news = Some(WritePace::Slow).filter(|_| !has_lost_records);
-            if let Some(pace) = news.filter(|_| self.is_ahead_of(&status.summary)) {
-                self.output.touch_status(pace);
+            if self.is_ahead_of(&status.summary) {
+                self.output.touch_status(WritePace::Slow);
             }
-            self.apply_edit(object, news.filter(|_| !is_seen), nodes, effects);
+            self.apply_edit(object, Some(WritePace::Slow).filter(|_| !is_seen), nodes, effects);
             if !may_begin_next_run {
                 self.ignore_next();
             }

@@ -62,6 +62,51 @@ fn nothing_reruns_after_deletion_and_failover() {
     assert_eq!((world.phase_of("a"), world.dispatched.len()), (NodePhase::Successful, 0));
 }
 
+impl World {
+    /// All reports are lost, and the next leader reads the job, which was edited since.
+    fn lose_reports(&mut self, nodes: &[String]) {
+        self.reports.clear();
+        let mut object = *self.object.clone().unwrap().unwrap();
+        object.metadata.generation = object.metadata.generation.map(|generation| generation + 1);
+        object.spec.ttl_seconds_after_finished = Some(86_400);
+        object.status.clone_from(&self.stored);
+        self.boot(&nodes.iter().map(String::as_str).collect::<Vec<_>>());
+        self.give(Input::Job(Ok(Box::new(object))));
+        self.pass(5_000);
+    }
+}
+
+#[test]
+fn lost_reports_come_back_from_the_status() {
+    let mut world = over();
+    let (reports, status) = (world.reports.clone(), world.status().clone());
+    world.dispatched.clear();
+    world.lose_reports(&["a".to_owned()]);
+    assert_eq!(world.reports[&0].node_status, reports[&0].node_status);
+    let after = world.status();
+    assert_eq!((after.observed_generation, &after.summary), (Some(2), &status.summary));
+    assert!(world.dispatched.is_empty());
+}
+
+#[test]
+fn an_edit_is_observed_although_reports_are_lost() {
+    let (mut world, nodes) = super::course::fleet(MAX_NODES_IN_STATUS + 1);
+    world.give(job(json!({"nodeNames": nodes, "concurrency": 1000, "failureTolerate": "1"}), 1, None));
+    world.pass(1_000);
+    for (at, node) in nodes.iter().enumerate() {
+        world.ends(node, if at == 0 { TaskOutcome::Failed } else { TaskOutcome::Succeeded });
+    }
+    world.pass(60_000);
+    let status = world.status().clone();
+    assert_eq!((status.phase, status.summary.failure), (JobPhase::Completed, 1));
+    world.lose_reports(&nodes);
+    let after = world.status().clone();
+    assert_eq!(after.observed_generation, Some(2));
+    let counts = |status: &ImagePrePullJobStatus| (status.summary.clone(), status.failures_by_code.clone());
+    assert_eq!(counts(&after), counts(&status));
+    assert_eq!(after.node_status, status.node_status);
+}
+
 #[test]
 fn reports_of_other_jobs_are_ignored() {
     let mut world = over();
