@@ -1,9 +1,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::ReportBody;
-use prepull_api::crd::status::{
-    ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus,
-};
+use prepull_api::crd::status::{ImagePrePullJobStatus, JobPhase, MAX_NODES_IN_STATUS, NodePhase, NodeStatus};
 use prepull_api::download::DownloadTerms;
 use prepull_api::task::{CheckOutcome, ImageOutcome, ImageResult, TaskOutcome, TaskResult};
 use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask, TaskProgress};
