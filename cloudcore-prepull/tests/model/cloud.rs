@@ -254,7 +254,9 @@ impl World {
         match &mut input {
             Input::Prepull(JobInput::Job(job)) => drop_unread_fields(job, at(self.now)),
             Input::Prepull(JobInput::Jobs(jobs)) => {
-                jobs.iter_mut().for_each(|job| drop_unread_fields(job, at(self.now)))
+                for job in jobs {
+                    drop_unread_fields(job, at(self.now));
+                }
             }
             _ => {}
         }

@@ -156,7 +156,7 @@ impl<K: PullJobKind> Builder<'_, K> {
     #[must_use]
     pub fn secrets(self, names: &[&str]) -> Self {
         self.change_template(|template| {
-            template.pull_secrets = names.iter().map(ToString::to_string).collect()
+            template.pull_secrets = names.iter().map(ToString::to_string).collect();
         })
     }
 

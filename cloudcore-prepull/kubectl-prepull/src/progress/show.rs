@@ -89,7 +89,7 @@ impl Show {
     pub(crate) fn finish_bars(&self, ended: CommandOutcome) {
         match &self.way {
             ShowMode::Bars(bar) if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) => {
-                bar.finish_and_clear()
+                bar.finish_and_clear();
             }
             ShowMode::Bars(bar) => bar.abandon(),
             _ => {}

@@ -39,7 +39,7 @@ pub(crate) fn check_action(action: &Action) {
             assert!(encode_frame(message).is_ok(), "a message that no session takes: {message:?}");
         }
         Action::Kruise(kruise::Action::NodeImage(_, NodeImageWrite::Status { status, .. })) => {
-            assert_fits(status)
+            assert_fits(status);
         }
         Action::Kruise(kruise::Action::NodeImage(_, NodeImageWrite::Spec { spec, .. })) => assert_fits(spec),
         Action::Kruise(kruise::Action::Job(JobWrite::PullJobStatus(_, status))) => assert_fits(status),

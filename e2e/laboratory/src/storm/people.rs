@@ -350,7 +350,7 @@ impl People {
         match what {
             0 => carry_out_deed(&format!("{node} is deleted"), diary, cluster.delete_node(&node)).await,
             1 => {
-                carry_out_deed(&format!("{node} is NotReady"), diary, cluster.mark_ready(&node, false)).await
+                carry_out_deed(&format!("{node} is NotReady"), diary, cluster.mark_ready(&node, false)).await;
             }
             _ => {
                 let value = labelled.then_some(ZONE.1);

@@ -187,7 +187,7 @@ impl Hub {
                     // The pull has ended since, or the agent was restarted.
                     None if state.here.iter().any(|(here, _)| *here == key) => _ = state.changed.insert(key),
                     None if blob.from != From::Wait => {
-                        push_bounded(&mut state.dropped, dropped_news(key, 0, 0), WAITING)
+                        push_bounded(&mut state.dropped, dropped_news(key, 0, 0), WAITING);
                     }
                     None => {}
                 }

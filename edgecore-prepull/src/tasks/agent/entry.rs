@@ -202,7 +202,7 @@ impl TaskEntry {
     pub(super) fn reclock(&mut self, clock: &NodeWindows, now: Now, effects: &mut Vec<AgentEffect>) {
         match &mut self.stage {
             TaskStage::Storing(terms) | TaskStage::Queued { terms, .. } => {
-                *terms = terms.under_clock(clock, now)
+                *terms = terms.under_clock(clock, now);
             }
             TaskStage::NeedsKeys { .. } | TaskStage::Running => {}
             TaskStage::Ending | TaskStage::Ended => return,

@@ -77,7 +77,7 @@ impl PrepullJob {
         match decision {
             RolloutDecision::Start(node) => self.record_start(&node, effects),
             RolloutDecision::Withdraw(node, start) => {
-                self.after_write(&node, Deferred::Withdraw(start), effects)
+                self.after_write(&node, Deferred::Withdraw(start), effects);
             }
             RolloutDecision::Redispatch(node) => self.dispatch(&node, effects),
             RolloutDecision::StopRecheck(node) => {
