@@ -12,7 +12,7 @@
 //! Dropping packets needs only `iptables`. Delaying them would need `netem`, which some kernels lack;
 //! [`Cable::slow_way`] delays connections instead.
 //!
-//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink. A [`EdgeWire`] leads to one edge, and
+//! A [`Lan`] is another layout: the boxes of one site at a switch, behind one uplink. An [`EdgeWire`] leads to one edge, and
 //! treats packets like one of the [`profiles`] of real links.
 
 pub mod lan;

@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Programs with logs that are shown if an object doesn't reach the expected state.
 const LOGS: [&str; 3] = ["cloudcore-prepull", "agent-", "kube-apiserver"];
 
-/// A kind that an [`KruiseObject`] can have.
+/// A kind that a [`KruiseObject`] can have.
 pub trait KruiseResource:
     Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
 {

@@ -30,8 +30,8 @@ pub enum Input {
     },
     /// The answer to [`Action::Recall`]: the job, unless it is gone, and then its reports, which were read after it.
     Recalled(JobUid, Vec<ImagePrePullReport>, Option<JobObject>),
-    /// The whole list of jobs, after which those that are not in it are gone. What [`drop_unread_fields`](super::drop_unread_fields) leaves of each is
-    /// enough.
+    /// The whole list of jobs, after which those that are not in it are gone. What
+    /// [`drop_unread_fields`](super::drop_unread_fields) leaves of each is enough.
     Jobs(Vec<JobObject>),
     /// A job is new or changed. What [`drop_unread_fields`](super::drop_unread_fields) leaves of it is enough.
     Job(JobObject),

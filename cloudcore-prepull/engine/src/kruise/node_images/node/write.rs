@@ -256,7 +256,7 @@ mod tests {
         assert!(!waits(Some("1"), &WrittenNodeImage::Done(object("2"))));
         assert!(
             !waits(Some("1"), &WrittenNodeImage::Refused(object("2"))),
-            "it is to be made of the newer one"
+            "the write is repeated on the newer one"
         );
         assert!(!waits(None, &WrittenNodeImage::Done(object("1"))));
         assert!(!waits(Some("1"), &WrittenNodeImage::Done(None)), "it was deleted");

@@ -39,6 +39,9 @@ pub(super) struct Course {
     resumed: Option<Timestamp>,
     /// When a deletion that had no effect is asked for again.
     delete_again_at: Option<Timestamp>,
+    /// The status with which the job has ended, where reports of it are lost and the status doesn't show all nodes: it has
+    /// counted them.
+    lost_reports_status: Option<Box<ImagePrePullJobStatus>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +107,15 @@ impl Course {
     /// The course of a run that counts attempts from this number.
     pub(super) fn counting_from(first_attempt: u32) -> Self {
         Self { first_attempt, ..Self::default() }
+    }
+
+    /// The job is over, and its status knows of more nodes than the records. It does until a round or a re-check begins.
+    pub(super) fn keep_status(&mut self, status: &ImagePrePullJobStatus) {
+        self.lost_reports_status = Some(Box::new(status.clone()));
+    }
+
+    pub(super) fn lost_reports_status(&self) -> Option<&ImagePrePullJobStatus> {
+        self.lost_reports_status.as_deref()
     }
 
     pub(super) fn first_attempt(&self) -> u32 {
@@ -420,6 +432,7 @@ impl Course {
         self.failed_as = None;
         self.is_draining = false;
         self.delete_again_at = None;
+        self.lost_reports_status = None;
     }
 
     /// When to delete the job, by ttlSecondsAfterFinished.

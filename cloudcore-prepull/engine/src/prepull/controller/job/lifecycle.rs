@@ -292,7 +292,6 @@ impl PrepullJob {
     }
 
     pub(super) fn begin_recheck(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) {
-        self.ended = None;
         self.course.begin_recheck(effects.now);
         let until = self.course.recheck_until().unwrap_or(effects.now);
         let asked = self.members.rollout_mut().begin_recheck(until, |node| nodes.contains_key(node));
@@ -305,7 +304,6 @@ impl PrepullJob {
     }
 
     pub(super) fn begin_round(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) {
-        self.ended = None;
         let allows_missing = self.course.policy().allow_missing_nodes;
         let again =
             self.members.rollout_mut().begin_round(|node| !allows_missing && !nodes.contains_key(node));

@@ -48,7 +48,6 @@ impl PrepullJob {
             members: Members::without_nodes(),
             output: JobOutput::new(report_capacity),
             events: JobEvents::new(ObjectId { namespace: String::new(), name, uid: uid_of(object) }),
-            ended: None,
         };
         job.spec.set_generation(generation_of(object));
         let status = rest.status.clone().unwrap_or_default();
@@ -162,7 +161,6 @@ impl PrepullJob {
             return false;
         }
         let Some(object) = self.next.take() else { return false };
-        self.ended = None;
         let last = self.members.rollout().last_attempt();
         self.course = Course::counting_from(self.course.next_first_attempt(last));
         self.members = Members::without_nodes();
@@ -205,23 +203,24 @@ impl PrepullJob {
             stored.begin_round(rounds.retry, |record| !is_missing(record) || node_exists(record, nodes));
         }
         let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated, .. } = stored;
-        if is_over && !is_asked_again && has_lost_records {
-            // The status shows all nodes of a job that isn't large.
+        let goes_on = !is_over || is_asked_again;
+        if has_lost_records && (job.is_some() || !goes_on) {
+            // What the status shows was chosen, whether or not it would be now. Of a job that is over it's the result as well,
+            // and all nodes unless the job is large.
+            let as_it_is: fn(&NodeStatus) -> NodeStatus =
+                if goes_on { chosen_again } else { NodeStatus::clone };
             let shown = status.node_status.iter();
-            records.extend(shown.filter(|node| stored_nodes.insert(node.node_name.clone())).cloned());
-            self.ended = lacks_records(records.len()).then(|| Box::new(status.clone()));
+            let shown = shown.filter(|node| stored_nodes.insert(node.node_name.clone()));
+            records.extend(shown.map(as_it_is));
+        }
+        if !goes_on && lacks_records(records.len()) {
+            self.course.keep_status(&status);
         }
         let mut plans = HashMap::new();
-        if let Some(job) = job.as_ref().filter(|_| !is_over || is_asked_again) {
+        if let Some(job) = job.as_ref().filter(|_| goes_on) {
             // Reports may be missing, and nodes may have joined since.
             let may_join = job.policy.follow_nodes && !rounds.rechecking && asked != RoundRequest::Recheck;
             if has_lost_records || may_join {
-                if has_lost_records {
-                    // What the status shows was chosen, whether or not it would be now.
-                    let shown = status.node_status.iter();
-                    let shown = shown.filter(|node| stored_nodes.insert(node.node_name.clone()));
-                    records.extend(shown.map(chosen_again));
-                }
                 let mut chosen = plan::select_nodes(job, nodes);
                 // A node that left the job is among the skipped ones.
                 let left: HashSet<_> = status.skipped_nodes.iter().map(|node| &node.node_name).collect();

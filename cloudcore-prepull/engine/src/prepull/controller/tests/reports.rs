@@ -88,8 +88,8 @@ fn lost_reports_come_back_from_the_status() {
     assert!(world.dispatched.is_empty());
 }
 
-#[test]
-fn an_edit_is_observed_although_reports_are_lost() {
+/// An ended job with more nodes than a status shows, and with one failed node.
+fn large_and_over() -> (World, Vec<String>) {
     let (mut world, nodes) = super::course::fleet(MAX_NODES_IN_STATUS + 1);
     world.give(job(json!({"nodeNames": nodes, "concurrency": 1000, "failureTolerate": "1"}), 1, None));
     world.pass(1_000);
@@ -97,8 +97,25 @@ fn an_edit_is_observed_although_reports_are_lost() {
         world.ends(node, if at == 0 { TaskOutcome::Failed } else { TaskOutcome::Succeeded });
     }
     world.pass(60_000);
+    assert_eq!((world.status().phase, world.status().summary.failure), (JobPhase::Completed, 1));
+    (world, nodes)
+}
+
+#[test]
+fn a_round_counts_its_own_although_reports_were_lost() {
+    let (mut world, nodes) = large_and_over();
+    world.lose_reports(&nodes);
+    assert_eq!(world.status().summary.failure, 1);
+    let template = json!({"nodeNames": nodes, "concurrency": 1000, "failureTolerate": "1"});
+    world.give(with_spec(template, json!({"retry": 1}), 3, None));
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.status().summary.failure), (JobPhase::InProgress, 0));
+}
+
+#[test]
+fn an_edit_is_observed_although_reports_are_lost() {
+    let (mut world, nodes) = large_and_over();
     let status = world.status().clone();
-    assert_eq!((status.phase, status.summary.failure), (JobPhase::Completed, 1));
     world.lose_reports(&nodes);
     let after = world.status().clone();
     assert_eq!(after.observed_generation, Some(2));
