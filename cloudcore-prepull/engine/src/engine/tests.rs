@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::kruise::{NodeImage, NodeImageSpec};
+use prepull_api::sites::{BlobNews, BlobState, Blobs, PeerDoor};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, OpenTask, TaskProgress};
 use serde_json::json;
@@ -10,7 +11,8 @@ use serde_json::json;
 use super::*;
 use crate::fleet::session::SessionId;
 use crate::kruise::jobs;
-use crate::shared::outcomes::WriteOutcome;
+use crate::sites::{Direction, SITE_LABEL};
+use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
 
 #[test]
 fn each_api_reports_its_first_lists() {
@@ -105,28 +107,13 @@ fn one_apis_pull_blocks_the_other() {
     let (node, session) = (NodeName::from("edge-1"), SessionId(1));
     let mut engine = Engine::with_kruise(Selector::parse(EDGE_LABEL).unwrap());
     let labels = BTreeMap::from([(EDGE_LABEL.to_owned(), String::new())]);
-    let tag = json!({ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 300 } });
-    let image: Result<NodeImage, _> = serde_json::from_value(json!({
-        "metadata": { "name": "edge-1", "uid": "0f7c3a51-8a5c-4a3e-9d0b-111111111111",
-            "resourceVersion": "1", "labels": labels },
-        "spec": { "images": { "a": { "tags": [tag] } } },
-    }));
     let job = serde_json::from_value(json!({
         "metadata": { "name": "job", "uid": "job", "generation": 1 },
         "spec": { "imagePrePullTemplate": { "images": ["b:1"], "labelSelector": { "matchLabels": labels } } },
     }));
-    let of_node = |input| kruise::Input::Node(input).into();
-    for input in [
-        FleetEvent::Nodes(vec![NodeView { name: node.clone(), labels, ready: true }]).into(),
-        Prepull::Jobs(Vec::new()).into(),
-        of_node(node_images::Input::NodeImages(vec![Ok(Box::new(image.unwrap().into()))])),
-        kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
-        kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
-        kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
-        FleetEvent::Session(SessionEvent::Up { node: node.clone(), session, hello: Box::default() }).into(),
-    ] {
-        engine.handle(input, now);
-    }
+    list_pulling_nodes(&mut engine, &labels, &[&node], now);
+    let up = SessionEvent::Up { node: node.clone(), session, hello: Box::default() };
+    engine.handle(FleetEvent::Session(up).into(), now);
     // What is sent to the node within ten seconds, when each write is made at once.
     let mut sent = |input: Input| {
         engine.handle(input, now);
@@ -167,8 +154,92 @@ fn one_apis_pull_blocks_the_other() {
     let elsewhere = NodeName::from("edge-2");
     assert_eq!(engine.task_in_hand(&node, &of_before), None);
     assert_eq!(engine.task_in_hand(&elsewhere, &of_job[0]), None);
+    assert_eq!(engine.phases().map(|(_, jobs)| jobs), [0, 1, 0, 0]);
     engine.handle(told(EdgeMessage::Result(succeeded(&of_job[0]))).into(), now);
     assert_eq!(engine.task_in_hand(&node, &of_job[0]), None);
+}
+
+/// The first lists: these nodes, each with a NodeImage of the image a:1, and no jobs.
+fn list_pulling_nodes(
+    engine: &mut Engine,
+    labels: &BTreeMap<String, String>,
+    nodes: &[&NodeName],
+    now: Timestamp,
+) {
+    let tag = json!({ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 300 } });
+    let image = |(n, node): (usize, &&NodeName)| -> NodeImage {
+        serde_json::from_value(json!({
+            "metadata": { "name": node, "uid": format!("0f7c3a51-8a5c-4a3e-9d0b-{:0>12}", n),
+                "resourceVersion": "1", "labels": labels },
+            "spec": { "images": { "a": { "tags": [tag] } } },
+        }))
+        .unwrap()
+    };
+    let images = nodes.iter().enumerate().map(|node| Ok(Box::new(image(node).into()))).collect();
+    let view = |node: &&NodeName| NodeView { name: (*node).clone(), labels: labels.clone(), ready: true };
+    for input in [
+        FleetEvent::Nodes(nodes.iter().map(view).collect()).into(),
+        controller::Input::Jobs(Vec::new()).into(),
+        kruise::Input::Node(node_images::Input::NodeImages(images)).into(),
+        kruise::Input::Job(jobs::Input::Pods(Vec::new())).into(),
+        kruise::Input::Job(jobs::Input::PullJobs(Vec::new())).into(),
+        kruise::Input::Job(jobs::Input::ListJobs(Vec::new())).into(),
+    ] {
+        engine.handle(input, now);
+    }
+}
+
+#[test]
+fn nodes_share_a_node_images_layers() {
+    let mut now = Timestamp::UNIX_EPOCH;
+    let share = SiteSettings { share_by_default: true, ..Default::default() };
+    let mut engine = Engine::with_kruise(Selector::parse(EDGE_LABEL).unwrap()).with_sites(share);
+    let labels = [(EDGE_LABEL, ""), (SITE_LABEL, "factory")];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let (holder, reader) = (NodeName::from("edge-1"), NodeName::from("edge-2"));
+    list_pulling_nodes(&mut engine, &labels, &[&holder, &reader], now);
+    let peer = PeerDoor { addresses: vec!["10.0.0.1:1".to_owned()], streams: false };
+    for node in [&holder, &reader] {
+        let hello = Box::new(Hello { peer: Some(peer.clone()), ..Hello::default() });
+        let up = SessionEvent::Up { node: node.clone(), session: SessionId(1), hello };
+        engine.handle(FleetEvent::Session(up).into(), now);
+    }
+    let mut flush = |inputs: Vec<Input>| {
+        for input in inputs {
+            engine.handle(input, now);
+        }
+        let mut next = || {
+            now += Duration::from_secs(1);
+            engine.flush(now)
+        };
+        [next(), next(), next()].concat()
+    };
+    let dispatched = |action| match action {
+        Action::Kruise(kruise::Action::Dispatch(order)) => Some((order.node, order.task.id.clone())),
+        _ => None,
+    };
+    let tasks: BTreeMap<_, _> = flush(Vec::new()).into_iter().filter_map(dispatched).collect();
+    let sent = |(node, task): (&NodeName, &TaskId)| {
+        let (node, task, outcome) = (node.clone(), task.clone(), DispatchOutcome::Sent(SessionId(1)));
+        kruise::Input::Node(node_images::Input::Dispatched { node, task, outcome, keys: None }).into()
+    };
+    flush(tasks.iter().map(sent).collect());
+    let says = |node: &NodeName, state| {
+        let news = BlobNews { digest: format!("sha256:{}", "0".repeat(64)), size: 1 << 20, state, done: 0 };
+        let (task, failures) = (tasks[node].clone(), Vec::new());
+        let message = EdgeMessage::Blobs(Blobs { task, blobs: vec![news], failures, reads_streams: false });
+        let (node, session) = (node.clone(), SessionId(1));
+        FleetEvent::Session(SessionEvent::Message { node, session, message }).into()
+    };
+    let actions = flush(vec![says(&holder, BlobState::Here), says(&reader, BlobState::Wanted)]);
+    let directed = |action: &Action| match action {
+        Action::Direct(Directions { node, blobs, .. }) => match &blobs[..] {
+            [(_, Direction::Peers(peers))] => Some((node.clone(), peers[0].0.clone())),
+            _ => None,
+        },
+        _ => None,
+    };
+    assert_eq!(actions.iter().filter_map(directed).collect::<Vec<_>>(), [(reader, holder)]);
 }
 
 fn succeeded(task: &TaskId) -> TaskResult {

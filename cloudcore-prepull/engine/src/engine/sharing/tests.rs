@@ -19,7 +19,7 @@ use crate::fleet::session::{SessionEvent, SessionId};
 use crate::prepull::controller::{Action as Prepull, Content};
 use crate::shared::access::KeysSent;
 use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
-use crate::sites::{Direction, SITE_LABEL};
+use crate::sites::{Direction, SITE_LABEL, SiteEventKind};
 
 /// An engine with a job of one private image, and what of it is stored.
 struct World {
@@ -77,13 +77,17 @@ impl World {
     }
 
     fn connect(&mut self, name: &str, is_at_work: bool) {
+        self.connect_as(SessionId(1), name, is_at_work);
+    }
+
+    fn connect_as(&mut self, session: SessionId, name: &str, is_at_work: bool) {
         let open = OpenTask { task: task(), phase: OpenPhase::Running, limited: false };
         let hello = Hello {
             open: if is_at_work { vec![open] } else { Vec::new() },
             peer: Some(PeerDoor { addresses: vec!["10.0.0.1:1".to_owned()], streams: false }),
             ..Hello::default()
         };
-        let up = SessionEvent::Up { node: name.into(), session: SessionId(1), hello: Box::new(hello) };
+        let up = SessionEvent::Up { node: name.into(), session, hello: Box::new(hello) };
         self.give(FleetEvent::Session(up));
     }
 
@@ -262,4 +266,26 @@ fn a_reader_waits_until_its_keys_are_known() {
     world.lead(&["c"]);
     world.say("a", BlobState::Here);
     assert_eq!(world.say("c", BlobState::Wanted), [""; 0]);
+}
+
+#[test]
+fn a_replaced_sessions_end_leaves_a_holder_reachable() {
+    let mut world = World::new(&[("a", KEYS), ("b", KEYS), ("c", KEYS)]);
+    world.say("a", BlobState::Here);
+    world.connect_as(SessionId(2), "a", true);
+    world.give(FleetEvent::Session(SessionEvent::Down { node: "a".into(), session: SessionId(1) }));
+    assert_eq!(world.say("b", BlobState::Wanted), ["b: a"]);
+    world.give(FleetEvent::Session(SessionEvent::Down { node: "a".into(), session: SessionId(2) }));
+    assert_eq!(world.say("c", BlobState::Wanted), ["c: wait"]);
+}
+
+#[test]
+fn a_refused_claim_is_an_event_once() {
+    let mut world = World::new(&[("a", KEYS), ("b", KEYS)]);
+    assert_eq!(world.say("a", BlobState::Wanted), ["a: carry"]);
+    assert_eq!(world.say("b", BlobState::Carrying), ["b: wait"]);
+    let events = world.engine.take_site_events();
+    let events: Vec<_> = events.iter().map(|event| (event.node.as_str(), event.kind)).collect();
+    assert_eq!(events, [("b", SiteEventKind::ClaimRefused)]);
+    assert_eq!(world.engine.take_site_events(), []);
 }

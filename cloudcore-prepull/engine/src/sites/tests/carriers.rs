@@ -286,3 +286,21 @@ fn each_half_of_a_split_lan_has_a_carrier() {
     let heard = story.hear();
     assert!(heard.iter().any(|line| line.ends_with(carrier.as_str())), "{heard:?}");
 }
+
+#[test]
+fn a_lone_lease_is_looked_at_when_it_ends() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    for (node, of) in [("a", 10..14), ("b", 20..24), ("c", 30..34)] {
+        of.for_each(|of| story.want(node, &of.to_string()));
+    }
+    story.hear();
+    let mut looks = 0;
+    let end = story.now + Duration::from_secs(50);
+    while let Some(at) = story.sites.next_wakeup().filter(|at| *at <= end) {
+        story.now = at;
+        story.sites.flush(at);
+        looks += 1;
+    }
+    // Reminders of waiting nodes.
+    assert!(looks < 20, "{looks}");
+}

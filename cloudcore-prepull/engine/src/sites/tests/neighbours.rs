@@ -214,3 +214,32 @@ fn a_holder_that_has_just_begun_is_not_barred() {
     };
     assert_eq!((complain(1), complain(31)), (true, false), "its door may not be open yet");
 }
+
+#[test]
+fn a_delivery_ends_older_complaints() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    story.have_proven("a", "1");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: a"]);
+    story.blame("b", "1", "a", PeerFault::Unreachable);
+    story.have_proven("c", "1");
+    assert_eq!(story.hear(), ["b 1: c"]);
+    story.have("b", "1");
+    story.have_proven("a", "2");
+    story.want("b", "2");
+    assert_eq!(story.hear(), ["b 2: a"], "its network is in order");
+}
+
+#[test]
+fn a_source_streams_again_after_its_readers() {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    for of in 1..=8 {
+        let of = of.to_string();
+        story.want("a", &of);
+        story.want("b", &of);
+        assert_eq!(story.hear(), [format!("a {of}: carry"), format!("b {of}: a")]);
+        story.have("a", &of);
+        story.have("b", &of);
+        story.hear();
+    }
+}

@@ -166,3 +166,16 @@ fn a_repeated_start_waits_for_its_own_record() {
     world.answer();
     assert_eq!((world.taken(), world.phase_of("n0")), (vec!["n0".to_owned()], NodePhase::InProgress));
 }
+
+#[test]
+fn a_working_nodes_reconnection_writes_nothing() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.says("a", EdgeMessage::Accepted { task: task() });
+    world.pass(60_000);
+    let writes = world.writes;
+    world.up("a", &[(UID, 1, OpenPhase::Running)]);
+    world.pass(60_000);
+    assert_eq!(world.writes, writes);
+}
