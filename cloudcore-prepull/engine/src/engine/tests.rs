@@ -11,8 +11,8 @@ use serde_json::json;
 use super::*;
 use crate::fleet::session::SessionId;
 use crate::kruise::jobs;
-use crate::sites::{Direction, SITE_LABEL};
 use crate::shared::outcomes::{DispatchOutcome, WriteOutcome};
+use crate::sites::{Direction, SITE_LABEL};
 
 #[test]
 fn each_api_reports_its_first_lists() {
@@ -82,6 +82,15 @@ fn node_images_follow_nodes() {
     assert_eq!(give(vec![FleetEvent::Nodes(vec![node()]).into()]), [], "not before all is listed");
     let listed = of_node(node_images::Input::NodeImages(Vec::new()));
     assert!(matches!(give(vec![listed])[..], [NodeImageWrite::Create(_)]));
+    // Until the API server answers there's one write of it, however often the Node changes.
+    for change in 0..300 {
+        let label = ("change".to_owned(), change.to_string());
+        let labels = node().labels.into_iter().chain([label]).collect();
+        assert_eq!(give(vec![FleetEvent::Node(NodeView { labels, ..node() }).into()]), []);
+    }
+    let other = NodeView { name: "edge-2".into(), ..node() };
+    assert!(matches!(give(vec![FleetEvent::Node(other).into()])[..], [NodeImageWrite::Create(_)]));
+    give(vec![FleetEvent::Node(node()).into()]);
     let mut object = NodeImage::new("edge-1", NodeImageSpec::default());
     object.metadata.uid = Some("uid".to_owned());
     object.metadata.resource_version = Some("1".to_owned());

@@ -302,11 +302,15 @@ fn an_earlier_session_that_comes_late_changes_nothing() {
 fn no_node_fills_our_memory() {
     let mut fleet = Fleet::with_nodes(&[("a", "north")]);
     let window = |zone: &str| Window { time_zone: Zone::Named(zone.to_owned()), ..Window::never() };
-    for windows in [vec![window("UTC"); 17], vec![window(&"z".repeat(65))]] {
+    let mut takes = |windows| {
         fleet.connect("a", Some(NodeSettings { windows, ..NodeSettings::default() }));
         let has = fleet.settings.agents[&NodeName::from("a")].has.as_deref();
-        assert_eq!(has, Some(&NodeSettings::default()));
-    }
+        has != Some(&NodeSettings::default())
+    };
+    let on_days = |days: usize| vec![Window { days: vec![Weekday::ALL[0]; days], ..window("UTC") }];
+    assert!(takes(vec![window("UTC"); 16]) && !takes(vec![window("UTC"); 17]));
+    assert!(takes(vec![window(&"z".repeat(64))]) && !takes(vec![window(&"z".repeat(65))]));
+    assert!(takes(on_days(7)) && !takes(on_days(8)));
 }
 
 #[test]

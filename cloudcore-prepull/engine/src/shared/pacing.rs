@@ -293,6 +293,10 @@ mod tests {
             assert_eq!(passed(&mut buckets, key..key + 1, 100 * key), 1);
         }
         assert!(buckets.buckets.len() <= MIN_SWEEP, "{}", buckets.buckets.len());
+        // A sweep that frees little is repeated only when there are twice as many.
+        let mut busy = BucketPerKey::new(1.0, 1.0, 1000);
+        assert_eq!(passed(&mut busy, 0..100, 0), 100);
+        assert_eq!(busy.sweep_at, 2 * MIN_SWEEP);
         // With as many busy keys as are remembered, others wait for them.
         assert_eq!(passed(&mut buckets, 2000..3000, 200_000), 100);
         assert_eq!(passed(&mut buckets, 3000..4000, 200_900), 0);

@@ -409,6 +409,19 @@ fn a_result_is_recorded_before_its_acknowledgement() {
 }
 
 #[test]
+fn a_deleted_jobs_results_are_acknowledged() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.pass(1000);
+    world.api_up = false;
+    world.ends("a", TaskOutcome::Succeeded);
+    assert_eq!(world.acks(), 0);
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    assert_eq!(world.acks(), 1, "nothing is left to record");
+}
+
+#[test]
 fn a_burst_of_results_makes_one_write() {
     let names: Vec<String> = (0..50).map(|n| format!("n{n}")).collect();
     let nodes: Vec<&str> = names.iter().map(String::as_str).collect();

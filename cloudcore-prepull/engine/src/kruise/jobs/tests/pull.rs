@@ -227,6 +227,12 @@ fn a_job_waits_until_pods_are_known() {
     assert_eq!(d.take_asked(), ["a"]);
     d.succeeds("job", &["a"]);
     assert!(d.has_finished("job") && !d.jobs.needs_pods());
+    // There may be none at all.
+    d.input(Input::PodsUnwatched);
+    d.job("other", spec(&json!({"podSelector": {"app": "none"}})));
+    d.input(Input::Pods(Vec::new()));
+    d.pass(2);
+    assert!(d.has_finished("other"));
 }
 
 #[test]
