@@ -6,7 +6,6 @@
 mod rules;
 mod serve;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -52,7 +51,7 @@ pub struct Seen {
 
 /// A proxy in front of the API server. Ends when dropped.
 pub struct ApiProxy {
-    port: Port,
+    _port: Port,
     kubeconfig: PathBuf,
     shared: Arc<Shared>,
     _stop: DropGuard,
@@ -102,12 +101,7 @@ impl ApiProxy {
         let listener = std::net::TcpListener::bind(port.addr())?;
         listener.set_nonblocking(true)?;
         runtime.spawn(serve::serve(listener, tls, Arc::clone(&shared), stop.clone()));
-        Ok(Self { port, kubeconfig: file, shared, _stop: stop.drop_guard() })
-    }
-
-    /// Address on which the proxy listens.
-    pub fn addr(&self) -> SocketAddr {
-        self.port.addr()
+        Ok(Self { _port: port, kubeconfig: file, shared, _stop: stop.drop_guard() })
     }
 
     /// Kubeconfig for cloudcore that leads to the proxy.

@@ -76,11 +76,6 @@ impl Child {
         self.outlives_us = true;
     }
 
-    /// Name under which the process was started.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Id of the process, and of its group.
     pub fn pid(&self) -> u32 {
         self.process.id()
@@ -89,11 +84,6 @@ impl Child {
     /// Everything that was printed so far, over all processes of this name.
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
-    }
-
-    /// File of the output.
-    pub fn log_path(&self) -> &Path {
-        &self.log
     }
 
     /// Resident memory in bytes.

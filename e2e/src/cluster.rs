@@ -298,11 +298,6 @@ impl Cluster {
         self.server().and_then(|server| server.processes()).ok()
     }
 
-    /// Writes jobs, reports, events and nodes into the log directory, as does the drop.
-    pub async fn dump(&self) -> Result<()> {
-        dump::write(&self.client, self.place.logs()).await
-    }
-
     async fn is_ready(&self) -> Result<()> {
         eventually("kube-apiserver is ready", SOON, async || {
             let request = http::Request::get("/readyz").body(Vec::new())?;

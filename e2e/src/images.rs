@@ -39,14 +39,6 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image with a busybox that can run.
-    pub fn busybox() -> Result<Self> {
-        cached("busybox", |layout| {
-            let layers = [layout.busybox_layer()?];
-            layout.image(&Platform::here(), &layers)
-        })
-    }
-
     /// An image for the containers that hold the namespaces of a pod: it sleeps.
     pub(crate) fn sandbox() -> Result<Self> {
         cached("sandbox", |layout| {

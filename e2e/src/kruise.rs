@@ -8,9 +8,7 @@ mod node_images;
 mod object;
 mod pods;
 
-use anyhow::{Context, Result};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::Api;
+use anyhow::Result;
 
 pub use jobs::{Builder, KruiseListJob, KruisePullJob, PullJobKind};
 pub use node_images::{KruiseNodeImage, NodeImageTag, OpenTagWatch, name_and_tag};
@@ -39,12 +37,6 @@ impl Cluster {
             self.apply_file(&parts::workspace().join(file)).await?;
         }
         self.definitions_are_established().await
-    }
-
-    /// Reads one of the [`DEFINITIONS`].
-    pub async fn definition(&self, name: &str) -> Result<CustomResourceDefinition> {
-        let api: Api<CustomResourceDefinition> = Api::all(self.client());
-        api.get(name).await.with_context(|| format!("no definition {name}"))
     }
 }
 

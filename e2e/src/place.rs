@@ -30,7 +30,6 @@ static SEEN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 /// The directories of a test. The temporary one is removed with the last part that holds the place.
 #[derive(Debug)]
 pub struct Place {
-    name: String,
     dir: PathBuf,
     logs: PathBuf,
 }
@@ -59,14 +58,9 @@ impl Place {
         for path in [&logs, &dir.join(HOSTS)] {
             std::fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
         }
-        let place = Arc::new(Self { name: name.to_owned(), dir, logs });
+        let place = Arc::new(Self { dir, logs });
         places.insert(name.to_owned(), Arc::downgrade(&place));
         Ok(place)
-    }
-
-    /// Name of the test.
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// Temporary directory of the test.

@@ -158,11 +158,6 @@ impl Run {
         Ok(Self { job, may_fail: order.may_fail, begun: begin, down, up, cloud, boxes: begun })
     }
 
-    /// The job.
-    pub fn job(&self) -> &Job {
-        &self.job
-    }
-
     /// Bytes that the uplink has carried to the site since the beginning.
     pub async fn carried(&self, boxes: &Boxes) -> Result<u64> {
         Ok(boxes.lan.carried_down().await? - self.down)

@@ -36,7 +36,6 @@ const PORT: u16 = 10_006;
 
 /// A stolen box at the site.
 pub struct Stolen {
-    name: String,
     /// Its place in the network.
     pub outlet: Outlet,
     intruder: Intruder,
@@ -75,12 +74,7 @@ impl Stolen {
         CloudAuthority::from_cluster(&boxes.cluster).await?.join(&state, name)?;
         let door = Liar::answering(&outlet, &state, &boxes.image, answer)?;
         let place = Arc::clone(boxes.cluster.place());
-        Ok(Self { name: name.to_owned(), outlet, intruder, state, door, place })
-    }
-
-    /// Name of its node.
-    pub fn name(&self) -> &str {
-        &self.name
+        Ok(Self { outlet, intruder, state, door, place })
     }
 
     /// Number of requests of neighbours that it has answered.

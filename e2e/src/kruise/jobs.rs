@@ -119,15 +119,6 @@ impl<K: PullJobKind> Builder<'_, K> {
         self.change_template(|template| template.selector.get_or_insert_default().names = Some(names))
     }
 
-    /// Selects the nodes with this label.
-    #[must_use]
-    pub fn on_label(self, key: &str, value: &str) -> Self {
-        self.change_template(|template| {
-            let labels = template.selector.get_or_insert_default().match_labels.get_or_insert_default();
-            labels.insert(key.to_owned(), value.to_owned());
-        })
-    }
-
     /// Selects the nodes that run pods with this label.
     #[must_use]
     pub fn where_pods_are(self, key: &str, value: &str) -> Self {

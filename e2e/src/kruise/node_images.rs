@@ -77,11 +77,6 @@ impl KruiseNodeImage {
 }
 
 impl NodeImageTag {
-    /// NodeImage of the tag.
-    pub fn node_image(&self) -> &KruiseNodeImage {
-        &self.of
-    }
-
     /// The entries of the tag in spec and status.
     fn find_entries(&self, object: &NodeImage) -> (Option<ImageTagSpec>, Option<ImageTagStatus>) {
         let spec = object.spec.images.get(&self.image);
@@ -119,13 +114,6 @@ impl NodeImageTag {
     /// Reads the entry in the spec, if there is one.
     pub async fn spec(&self) -> Result<Option<ImageTagSpec>> {
         Ok(self.find_entries(&self.of.get().await?).0)
-    }
-
-    /// Waits until the tag is being pulled.
-    pub async fn is_pulling(&self) -> Result<ImageTagStatus> {
-        let pulls = |status: Option<&ImageTagStatus>| status.is_some_and(|s| s.phase == PullPhase::Pulling);
-        let (_, status) = self.until_met("is pulled", |_, status| pulls(status)).await?;
-        Ok(status.unwrap_or_default())
     }
 
     /// Waits until the tag has succeeded. Fails at once if it has failed.
@@ -220,21 +208,6 @@ impl OpenTagWatch {
     /// Largest number of nodes that had open tags at the same time.
     pub fn most_nodes(&self) -> usize {
         self.counts.borrow().most
-    }
-
-    /// Largest number of open tags that one node had at the same time.
-    pub fn most_tags(&self) -> usize {
-        self.counts.borrow().most_tags
-    }
-
-    /// Waits until exactly this many nodes have open tags.
-    pub async fn reaches(&self, nodes: usize) -> Result<()> {
-        let mut counts = self.counts.clone();
-        let reached = counts.wait_for(|counts| counts.now == nodes);
-        match tokio::time::timeout(crate::cleanup::SOON, reached).await {
-            Ok(reached) => Ok(reached.map(drop)?),
-            Err(_) => bail!("{} nodes have open tags, not {nodes}", self.nodes_now()),
-        }
     }
 }
 

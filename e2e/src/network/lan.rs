@@ -133,11 +133,6 @@ impl Lan {
         Ok(Self { outside, router, uplink, boxes: AtomicU8::new(0), doors: Mutex::default() })
     }
 
-    /// The configuration of the uplink.
-    pub fn uplink(&self) -> &Uplink {
-        &self.uplink
-    }
-
     /// Address of the outside for a site, for the certificate of the cloud.
     pub fn outside() -> Ipv4Addr {
         OUTSIDE

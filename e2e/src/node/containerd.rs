@@ -212,11 +212,6 @@ impl Containerd {
         parts::run_command(command).await.map(drop)
     }
 
-    /// Name of the node.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Directory of all files of this containerd.
     pub fn dir(&self) -> &Path {
         &self.dir

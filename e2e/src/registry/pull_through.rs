@@ -9,7 +9,6 @@ use serde_json::json;
 use crate::cleanup::{Child, SOON, eventually};
 use crate::network::Outlet;
 use crate::place::Place;
-use crate::usage::Usage;
 
 /// Port in the box, which has a namespace of its own.
 const PORT: u16 = 5000;
@@ -17,7 +16,7 @@ const PORT: u16 = 5000;
 /// A pull-through cache on a box of a site. It is empty at first.
 pub struct PullThrough {
     addr: SocketAddr,
-    process: Child,
+    _process: Child,
 }
 
 impl PullThrough {
@@ -47,16 +46,11 @@ impl PullThrough {
             process.check_running()?;
             return Err(error);
         }
-        Ok(Self { addr, process })
+        Ok(Self { addr, _process: process })
     }
 
     /// Address in the site.
     pub fn addr(&self) -> SocketAddr {
         self.addr
-    }
-
-    /// CPU time and memory of the cache.
-    pub fn usage(&self) -> Result<Usage> {
-        Usage::of_process(self.process.pid())
     }
 }

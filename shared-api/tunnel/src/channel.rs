@@ -151,11 +151,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         self.next_ping = now + terms.heartbeat;
     }
 
-    /// The stream below the websocket.
-    pub fn stream(&self) -> &S {
-        self.socket.get_ref().get_ref()
-    }
-
     /// Whether [`Self::start_send`] may be called now. If not, wait for [`ChannelEvent::Writable`].
     pub fn is_writable(&self) -> bool {
         self.pending_write.is_none()

@@ -83,11 +83,6 @@ impl FleetScene {
         &self.cluster
     }
 
-    /// Fleet of the run.
-    pub fn fleet(&self) -> &Fleet {
-        &self.fleet
-    }
-
     /// Measures the cost of the sessions while they only exchange heartbeats.
     pub async fn measure_idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
         teller.step(&format!("idle for {time:?}"));
