@@ -26,7 +26,7 @@ use super::{Action, Content, Effects, JobObject, WriteEnd, cancel_message, rest_
 use crate::fleet::in_hand::TaskInHand;
 use crate::fleet::node_view::NodeView;
 use crate::fleet::session::SessionId;
-use crate::prepull::aggregate;
+use crate::prepull::aggregate::{self, FIRST_ATTEMPT};
 use crate::prepull::plan;
 use crate::prepull::rollout::Reattach;
 use crate::prepull::validate::ValidatedJob;
@@ -101,6 +101,14 @@ impl PrepullJob {
     /// The run that has begun, if any, by the number of its first attempt.
     pub(super) fn run(&self) -> Option<u32> {
         self.has_begun().then(|| self.course.first_attempt())
+    }
+
+    /// Whether what the job has pinned on the node can only be of an earlier run, if none of its tasks is open there.
+    pub(super) fn has_only_older_pins(&self, node: &NodeName) -> bool {
+        let Some(first) = self.run().filter(|first| *first > FIRST_ATTEMPT) else { return false };
+        let is_open = |phase| matches!(phase, NodePhase::Pending | NodePhase::InProgress);
+        let record = self.members.rollout().record(node);
+        record.is_none_or(|record| record.attempt < first || (record.attempt == first && is_open(record.phase)))
     }
 
     /// Whether nothing of the job is left to do unless a person asks for more.

@@ -1,7 +1,8 @@
 //! Pins: the jobs that keep their images on the nodes, and the edges to notify when one no longer does.
 //!
 //! Every `Hello` lists the jobs that the edge has pinned images for. So we don't keep track of those nodes: an edge
-//! that is away catches up in its next session.
+//! that is away catches up in its next session. A further run of a job has the same UID: while the job is in memory, an
+//! edge that has ended nothing of this run can only have the pins of an earlier one.
 
 use std::sync::Arc;
 
@@ -26,7 +27,11 @@ impl Controller {
             return;
         };
         self.pinning.insert(node.clone(), !pins.is_empty());
-        let is_over = |uid: &&JobUid| !self.wants_pins(uid);
+        let has_open = |uid: &JobUid| hello.open.iter().any(|open| open.task.job == *uid);
+        let are_older = |uid: &JobUid| {
+            !has_open(uid) && self.jobs.get(uid).is_some_and(|job| job.has_only_older_pins(node))
+        };
+        let is_over = |uid: &&JobUid| !self.wants_pins(uid) || are_older(uid);
         let over: Vec<JobUid> = pins.iter().take(MAX_PINNING_JOBS).filter(is_over).cloned().collect();
         if !over.is_empty() {
             self.actions.push(unpin_message(node, over.into()));

@@ -64,6 +64,8 @@ impl Controller {
         if let Some(busy) = self.slots.set_limit(node, hello.max_tasks.unwrap_or(1)) {
             self.announce_busy(node, busy);
         }
+        // Before a task may be sent again: what it pins must stay.
+        self.reconcile_pins(node, hello);
         // The jobs that are registered for the node, and those that it has a task of.
         let mut concerned = self.slots.jobs(node);
         concerned.extend(hello.open.iter().map(|open| open.task.job.clone()));
@@ -82,7 +84,6 @@ impl Controller {
                 self.actions.push(cancel_message(node, open.task.clone(), reason));
             }
         }
-        self.reconcile_pins(node, hello);
     }
 
     fn apply_message(&mut self, node: &NodeName, message: EdgeMessage) {

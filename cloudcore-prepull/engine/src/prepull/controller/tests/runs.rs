@@ -280,6 +280,40 @@ fn a_run_unpins_its_predecessors_images() {
 }
 
 #[test]
+fn absent_nodes_unpin_an_earlier_runs_images_too() {
+    for leader_changes in [false, true] {
+        let (mut world, nodes) = fleet(3);
+        world.give(with_spec(of(&nodes, "app:1"), json!({"pin": true}), 1, None));
+        world.pass(1_000);
+        world.all_succeed(&nodes);
+        let stored = world.stored.clone();
+        if leader_changes {
+            world.restart(&nodes);
+        } else {
+            for (node, session) in nodes.iter().zip(1..) {
+                let (node, session) = (node.as_str().into(), SessionId(session));
+                world.hear(FleetEvent::Session(SessionEvent::Down { node, session }));
+            }
+        }
+        // Without n2.
+        world.give(with_spec(of(&nodes[..2], "app:2"), json!({"pin": true}), 2, stored.as_ref()));
+        world.pass(1_000);
+        let connects = |world: &mut World, node: &str| {
+            world.sent.clear();
+            world.up_with(node, &[], Hello { pins: Some(vec![JobUid(UID.to_owned())]), ..Hello::default() });
+            let is_unpin = |(_, message): &(NodeName, CloudMessage)| matches!(message, CloudMessage::Unpin { .. });
+            world.sent.iter().any(is_unpin)
+        };
+        for node in &nodes {
+            assert!(connects(&mut world, node), "{node}, {leader_changes}");
+        }
+        world.pass(1_000);
+        world.all_succeed(&nodes[..2]);
+        assert!(!connects(&mut world, "n0") && connects(&mut world, "n2"), "{leader_changes}");
+    }
+}
+
+#[test]
 fn a_late_end_belongs_to_its_own_spec() {
     let (mut world, nodes) = fleet(1);
     world.give(job(of(&nodes, "app:1"), 1, None));
