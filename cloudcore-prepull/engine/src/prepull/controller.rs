@@ -131,11 +131,8 @@ impl Controller {
             Input::Recalled(uid, reports, object) => {
                 self.recalling.remove(&uid);
                 let Some(object) = object.filter(|object| !is_being_deleted(object)) else {
-                    // The job is gone: the watch reports that soon, or has done so.
-                    if let Some(parked) = self.parked.get_mut(&uid) {
-                        parked.recalled = None;
-                    }
-                    return;
+                    // The watch reports that soon, or has done so before a write returned an older version.
+                    return self.remove_job(&uid);
                 };
                 if let Some(parked) = self.parked.remove(&uid) {
                     self.agenda.remove(&uid);
@@ -171,8 +168,11 @@ impl Controller {
             }
             Input::Written { job, object, version, outcome, stored } => match (object, outcome) {
                 (StatusOrReport::Status, WriteOutcome::Gone) => {
-                    self.remove_job(&job);
-                    self.gone.insert(job);
+                    // If it isn't known any more, the watch has reported that, and reports nothing more.
+                    if self.jobs.contains_key(&job) || self.parked.contains_key(&job) {
+                        self.remove_job(&job);
+                        self.gone.insert(job);
+                    }
                 }
                 (_, outcome) => {
                     let done = outcome == WriteOutcome::Done;

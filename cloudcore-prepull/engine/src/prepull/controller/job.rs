@@ -108,7 +108,8 @@ impl PrepullJob {
         let Some(first) = self.run().filter(|first| *first > FIRST_ATTEMPT) else { return false };
         let is_open = |phase| matches!(phase, NodePhase::Pending | NodePhase::InProgress);
         let record = self.members.rollout().record(node);
-        record.is_none_or(|record| record.attempt < first || (record.attempt == first && is_open(record.phase)))
+        record
+            .is_none_or(|record| record.attempt < first || (record.attempt == first && is_open(record.phase)))
     }
 
     /// Whether nothing of the job is left to do unless a person asks for more.

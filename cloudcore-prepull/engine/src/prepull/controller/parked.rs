@@ -39,12 +39,15 @@ pub(super) fn is_end_unknown(status: &ImagePrePullJobStatus) -> bool {
 }
 
 impl Parked {
-    /// Parks a job that an earlier run of cloudcore has begun.
+    /// Parks a job that an earlier run of cloudcore has begun. A further run that only waits has the reports of the run
+    /// before.
     pub(super) fn from_begun(object: &JobObject) -> Option<Self> {
         let job = rest_of(object);
         let status = job.status.as_ref()?;
         let ended = status.completion_time.as_ref().map(|time| time.0);
-        status.start_time.as_ref().map(|time| time.0).or(ended)?;
+        if status.start_time.is_none() && ended.is_none() && status.first_attempt.is_none() {
+            return None;
+        }
         let accepted = accepted_spec(status);
         let ttl = accepted.as_ref().unwrap_or(&job.spec).ttl_seconds_after_finished;
         let ttl = ttl.and_then(|ttl| u64::try_from(ttl).ok());
@@ -152,6 +155,7 @@ mod tests {
             (json!(null), false),
             (json!({"phase": "Failure", "reason": "refused"}), false),
             (json!({"phase": "InProgress", "startTime": ENDED}), true),
+            (json!({"phase": "Init", "firstAttempt": 2}), true),
         ] {
             assert_eq!(Parked::from_begun(&object(1, &status)).is_some(), begun, "{status}");
         }

@@ -53,6 +53,40 @@ fn loading_does_not_wait_for_deleted_jobs() {
 }
 
 #[test]
+fn a_deleted_job_stays_deleted() {
+    let (mut world, nodes) = fleet(1);
+    let wanted = |generation, status| {
+        let template = json!({"nodeNames": nodes, "failureTolerate": "0"});
+        with_spec(template, json!({"pin": true}), generation, status)
+    };
+    world.give(wanted(1, None));
+    world.pass(1_000);
+    let edited = wanted(2, world.stored.as_ref());
+    world.give(Input::JobGone(JobUid(UID.to_owned())));
+    // A write read the edit before the deletion, and delivers it after it.
+    world.controller.handle(edited, world.now);
+    let recalled = world.controller.flush(world.now);
+    assert!(matches!(recalled[..], [Action::Recall { .. }]), "{recalled:?}");
+    world.controller.handle(Input::Recalled(JobUid(UID.to_owned()), Vec::new(), None), world.now);
+    assert_eq!(world.controller.phases().map(|(_, jobs)| jobs), [0; 4]);
+    world.sent.clear();
+    world.up_with("n0", &[], Hello { pins: Some(vec![JobUid(UID.to_owned())]), ..Hello::default() });
+    assert!(world.sent.iter().any(|(_, message)| matches!(message, CloudMessage::Unpin { .. })));
+    // Of a write that was in flight nothing is kept either.
+    world.controller.handle(
+        Input::Written {
+            job: JobUid(UID.to_owned()),
+            object: StatusOrReport::Status,
+            version: 1,
+            outcome: WriteOutcome::Gone,
+            stored: None,
+        },
+        world.now,
+    );
+    assert!(world.controller.gone.is_empty());
+}
+
+#[test]
 fn what_the_watch_says_late_undoes_nothing() {
     let (mut world, nodes) = fleet(1);
     let wanted = |suspend| {

@@ -263,6 +263,32 @@ fn a_run_without_a_ready_node_waits() {
 }
 
 #[test]
+fn a_waiting_runs_next_leader_empties_older_reports() {
+    let (mut world, nodes) = fleet(6);
+    world.boot_again(&nodes);
+    world.give(job(of(&nodes, "app:1"), 1, None));
+    world.pass(1_000);
+    world.all_succeed(&nodes);
+    let is_ready = |world: &mut World, ready| {
+        for node in &nodes {
+            world.hear(FleetEvent::Node(NodeView { ready, ..edge(node) }));
+        }
+    };
+    is_ready(&mut world, false);
+    world.give(job(of(&nodes[..1], "app:2"), 2, None));
+    world.pass(1_000);
+    assert_eq!((world.status().phase, world.reported().len()), (JobPhase::Init, 6));
+    world.boot_again(&nodes);
+    is_ready(&mut world, false);
+    let stored = world.stored.clone();
+    world.give(job(of(&nodes[..1], "app:2"), 2, stored.as_ref()));
+    is_ready(&mut world, true);
+    world.pass(1_000);
+    world.all_succeed(&nodes[..1]);
+    assert_eq!((world.status().phase, world.reported()), (JobPhase::Completed, vec![("n0", 2)]));
+}
+
+#[test]
 fn a_run_unpins_its_predecessors_images() {
     let (mut world, nodes) = fleet(1);
     world.up_with("n0", &[], Hello { pins: Some(vec![JobUid("another".to_owned())]), ..Hello::default() });
@@ -301,7 +327,8 @@ fn absent_nodes_unpin_an_earlier_runs_images_too() {
         let connects = |world: &mut World, node: &str| {
             world.sent.clear();
             world.up_with(node, &[], Hello { pins: Some(vec![JobUid(UID.to_owned())]), ..Hello::default() });
-            let is_unpin = |(_, message): &(NodeName, CloudMessage)| matches!(message, CloudMessage::Unpin { .. });
+            let is_unpin =
+                |(_, message): &(NodeName, CloudMessage)| matches!(message, CloudMessage::Unpin { .. });
             world.sent.iter().any(is_unpin)
         };
         for node in &nodes {
