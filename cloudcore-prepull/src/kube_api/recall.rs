@@ -2,6 +2,7 @@
 //! look at all reports that were ever written.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use kube::api::Api;
@@ -16,6 +17,7 @@ use prepull_engine::prepull::controller::{JobObject, rest_of};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tracing::warn;
 
 use crate::kube_api::cluster::read_with_retry;
@@ -31,6 +33,12 @@ const BATCH: u32 = 16;
 /// Reports without a gap in their indexes are all that there are if they hold all nodes. Where some don't, this many missing
 /// ones in a row are the end: gaps are made by people who delete reports.
 const END: u32 = 8;
+/// After this long a report that the API server fails to read, while it reads others, counts as unreadable: one object that
+/// can't be decoded must not keep every edge out. Longer than a server takes to find a new leader of its etcd.
+const UNREADABLE_AFTER: Duration = Duration::from_secs(60);
+
+const UNREADABLE: &str =
+    "a report cannot be read: its nodes are taken from the status, and it is written again";
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -50,7 +58,7 @@ impl Recalls {
         job: &JobUid,
         name: &str,
     ) -> (Option<JobObject>, Vec<ImagePrePullReport>) {
-        let found = read_with_retry("job", explain_error::<ImagePrePullJob>, || async {
+        let found = read_with_retry(name, explain_error::<ImagePrePullJob>, || async {
             let _permit = self.permits.acquire().await;
             read_job(&self.client, job, name).await
         });
@@ -95,23 +103,29 @@ impl Recalls {
         name: &str,
         index: u32,
     ) -> Option<Result<ImagePrePullReport, ()>> {
-        let report = report_name(job, name, index);
-        let found = read_with_retry("report", explain_error::<ImagePrePullReport>, || async {
+        let (report, begun) = (report_name(job, name, index), Instant::now());
+        let found = read_with_retry(&report, explain_error::<ImagePrePullReport>, || async {
             let _permit = self.permits.acquire().await;
-            get::<ImagePrePullReport>(&self.client, &report).await
+            let found = get::<ImagePrePullReport>(&self.client, &report).await;
+            match &found {
+                Err(Error::Api(status)) if status.code == 500 && begun.elapsed() >= UNREADABLE_AFTER => {
+                    // Where it fails to read anything, we go on waiting.
+                    read_job(&self.client, job, name).await?;
+                    warn!(report, error = status.message, "{UNREADABLE}");
+                    Ok(Some(Err(())))
+                }
+                _ => found.map(|text| text.map(Ok)),
+            }
         });
-        match serde_json::from_str::<ImagePrePullReport>(&found.await?) {
+        let Ok(text) = found.await? else { return Some(Err(())) };
+        match serde_json::from_str::<ImagePrePullReport>(&text) {
             // Anybody may give this name to a report of something else.
             Ok(report) => {
                 report.owner_references().iter().any(|owner| owner.uid == job.0).then_some(Ok(report))
             }
             Err(error) => {
                 let error = error.to_string();
-                warn!(
-                    report,
-                    error,
-                    "a report cannot be read: its nodes are taken from the status, and it is written again"
-                );
+                warn!(report, error, "{UNREADABLE}");
                 Some(Err(()))
             }
         }

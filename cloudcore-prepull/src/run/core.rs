@@ -337,7 +337,8 @@ fn log_result(sessions: &Sessions, node: &NodeName, result: &TaskResult) {
     let TaskResult { task, outcome, reason, images, took, .. } = result;
     let seconds = took.as_secs_f64();
     if *outcome == TaskOutcome::Succeeded {
-        let bytes: u64 = images.iter().filter_map(|image| Some(image.bytes?.done)).sum();
+        let bytes = images.iter().filter_map(|image| image.bytes);
+        let bytes = bytes.fold(0, |sum: u64, bytes| sum.saturating_add(bytes.done));
         info!(%node, %task, ?outcome, images = images.len(), bytes, seconds, "task ended");
     } else {
         let failed = images.iter().find(|image| !image.outcome.is_on_node());

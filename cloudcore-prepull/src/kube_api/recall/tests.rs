@@ -81,3 +81,26 @@ async fn a_namesakes_reports_are_not_read() {
     let (object, reports) = Recalls::new(client).read_with_reports(&JobUid("other".to_owned()), "a").await;
     assert!(object.is_none() && reports.is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_undecodable_report_keeps_no_leader_waiting() {
+    let answering = |is_down: bool| {
+        client_answering(move |target| match target.rsplit('/').next().unwrap().trim_end_matches('?') {
+            "a-u-0" => report("u", 0, Ok(1)),
+            "a-u-1" => refusal_status(500),
+            "a" if !is_down => job(2),
+            "a" => refusal_status(500),
+            _ => refusal_status(404),
+        })
+        .0
+    };
+    let uid = JobUid("u".to_owned());
+    let (recalls, begun) = (Recalls::new(answering(false)), Instant::now());
+    let (_, reports) = recalls.read_with_reports(&uid, "a").await;
+    assert_eq!(reports.iter().map(|report| report.body.index).collect::<Vec<_>>(), [0]);
+    assert!((60..90).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    // In an outage, none is given up.
+    let recalls = Recalls::new(answering(true));
+    let read = recalls.read_report(&uid, "a", 1);
+    assert!(tokio::time::timeout(Duration::from_secs(600), read).await.is_err());
+}
