@@ -418,11 +418,13 @@ impl SettingsEntry {
             }
             Ok(_) => tally.ready_fact(),
         };
+        // A condition has its time from the first write, whether that has come back or not.
+        let before = self.written.as_ref().map_or(&self.status, |(written, _)| written);
         ImagePrePullSettingsStatus {
             observed_generation: self.generation,
             nodes: tally.node_count(),
             informed: tally.informed.count,
-            conditions: merge_conditions(&self.status.conditions, vec![ready], Some(self.generation), now),
+            conditions: merge_conditions(&before.conditions, vec![ready], Some(self.generation), now),
         }
     }
 }

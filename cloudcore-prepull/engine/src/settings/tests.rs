@@ -332,23 +332,27 @@ fn the_hundred_oldest_count() {
 
 #[test]
 fn a_status_that_does_not_come_back_is_written_again() {
-    let mut fleet = Fleet::with_nodes(&[]);
-    fleet.apply("cap", json!({ "labelSelector": {} }));
-    fleet.nodes.insert(
-        NodeName::from("a"),
-        NodeView {
-            name: NodeName::from("a"),
-            labels: [(EDGE_LABEL.to_owned(), String::new())].into(),
-            ready: true,
-        },
-    );
-    fleet.settings.relabel_all();
-    let mut writes = Vec::new();
-    while fleet.now < Timestamp::UNIX_EPOCH.later_by(Duration::from_secs(100)) {
-        fleet.now = fleet.settings.next_wakeup().unwrap().max(fleet.now);
-        let written = !fleet.settings.flush(&fleet.nodes, fleet.now).is_empty();
-        writes.extend(written.then(|| fleet.now.as_second()));
+    // The second has none yet, so that its condition is new at each look.
+    for has_status in [true, false] {
+        let mut fleet = Fleet::with_nodes(&[]);
+        fleet.apply("cap", json!({ "labelSelector": {} }));
+        let labels = [(EDGE_LABEL.to_owned(), String::new())].into();
+        let node = NodeView { name: NodeName::from("a"), labels, ready: true };
+        fleet.nodes.insert(node.name.clone(), node);
+        if has_status {
+            fleet.settings.relabel_all();
+        } else {
+            fleet.settings.handle(Input::Gone("cap".to_owned()));
+            let object = ImagePrePullSettings { status: None, ..fleet.stored["cap"].clone() };
+            fleet.settings.handle(Input::One(Box::new(object)));
+        }
+        let (mut writes, end) = (Vec::new(), fleet.now.later_by(Duration::from_secs(100)));
+        while fleet.now < end {
+            fleet.now = fleet.settings.next_wakeup().unwrap().max(fleet.now);
+            let written = !fleet.settings.flush(&fleet.nodes, fleet.now).is_empty();
+            writes.extend(written.then(|| fleet.now.as_second()));
+        }
+        assert_eq!(writes.len(), 2, "{has_status} {writes:?}");
+        assert!(writes[1] - writes[0] >= 60, "{has_status} {writes:?}");
     }
-    assert_eq!(writes.len(), 2, "{writes:?}");
-    assert!(writes[1] - writes[0] >= 60, "{writes:?}");
 }

@@ -174,6 +174,10 @@ impl<K: Clone + Eq + Hash, T: Moment> BucketPerKey<K, T> {
     }
 }
 
+/// How much later a node's own windows may let its time be over. They recur weekly; a node that is not open for long enough
+/// within a week would keep its slot, and the wave, for as long as it likes.
+pub(crate) const OWN_WINDOWS: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// An exponential backoff: the wait after a failure, doubled with each further one, until something succeeds.
 #[derive(Clone, Debug)]
 pub struct Backoff {

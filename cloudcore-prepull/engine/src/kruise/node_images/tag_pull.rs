@@ -21,7 +21,7 @@ use super::spec_edit::{job_of, round_jobs, round_namespace};
 use crate::kruise::TagKey;
 use crate::kruise::rules::ValidTag;
 use crate::shared::access::KeysSent;
-use crate::shared::pacing::Moment;
+use crate::shared::pacing::{Moment, OWN_WINDOWS};
 use crate::shared::postponement::Postponement;
 
 /// What a task may take beyond all of its tries and the waits between them: for the check of the disk, and for a node that
@@ -258,8 +258,10 @@ impl TagPull {
     pub(super) fn give_up_due(&self) -> Option<Timestamp> {
         let (since, whole) = match (&self.state, self.tag.active_deadline) {
             (_, Some(deadline)) => (self.started?, deadline),
-            // It has nothing to say until then, and its tries have not begun.
-            (TagPullState::OnNode, None) if !self.waits.is_empty() => return None,
+            // It has nothing to say until its window opens, and its tries have not begun.
+            (TagPullState::OnNode, None) if !self.waits.is_empty() => {
+                (self.last_heard?, self.time_for_tries().saturating_add(OWN_WINDOWS))
+            }
             (TagPullState::OnNode, None) => (self.last_heard?, self.time_for_tries()),
             (_, None) => return None,
         };

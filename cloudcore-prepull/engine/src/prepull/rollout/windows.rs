@@ -8,11 +8,7 @@ use prepull_api::task::NodeName;
 use prepull_window::{HORIZON, Openings};
 
 use super::{Member, Rollout, Touched};
-use crate::shared::pacing::Moment;
-
-/// How much later a node's own windows may let its time be over than those of the job. They recur weekly; a node that is not
-/// open for long enough within a week would keep its slot, and the wave, for as long as it likes.
-const OWN_WINDOWS: Duration = Duration::from_secs(7 * 24 * 3600);
+use crate::shared::pacing::{Moment, OWN_WINDOWS};
 
 impl Rollout {
     /// The node's edge reports the clock that its time is counted by. It may not extend the time of a running task:

@@ -354,6 +354,11 @@ fn a_node_outside_its_window_is_kept() {
     // The time for all tries is some forty minutes.
     world.pass(Duration::from_secs(12 * 3600));
     assert_eq!(world.tag("a", "1").unwrap().phase, PullPhase::Pulling);
+    let mut silent = pulling();
+    silent.0.report_waits(&silent.1, waits);
+    silent.0.pass(Duration::from_secs(7 * 24 * 3600));
+    assert_eq!(silent.0.tag("a", "1").unwrap().phase, PullPhase::Pulling);
+    assert_eq!(end_of(&mut silent.0).0, PullPhase::Failed, "windows recur weekly");
 
     world.report_waits(&task, "");
     world.pass(Duration::from_secs(10));
