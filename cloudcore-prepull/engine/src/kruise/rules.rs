@@ -33,6 +33,11 @@ pub(super) const DEFAULT_BACKOFF_LIMIT: u32 = 3;
 /// `parallelism` unless it is set: nodes at a time.
 pub(super) const DEFAULT_PARALLELISM: u32 = 1;
 
+/// Most `pullSecrets`: each is written into the NodeImages of all nodes, and tried in its turn.
+const MAX_SECRETS: usize = 16;
+/// Most bytes in the labels and annotations of `sandboxConfig`, which is written into the NodeImages of all nodes.
+const MAX_SANDBOX: usize = 16 << 10;
+
 /// An ImagePullJob that can be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ValidPullJob {
@@ -209,13 +214,31 @@ fn validate_template(template: &PullJobTemplate, nodes: NodeChoice) -> Result<Va
         backoff_limit: backoff_limit_of(backoff_limit),
         completion: completion(completion_policy, timeout)?,
         policy: policy_of(image_pull_policy.as_deref(), "imagePullPolicy")?,
-        secrets: pull_secrets
-            .iter()
-            .enumerate()
-            .map(|(i, name)| check_secret_name(i, name))
-            .collect::<Result<_, _>>()?,
-        sandbox: sandbox_config.clone(),
+        secrets: check_secrets(pull_secrets)?,
+        sandbox: check_sandbox(sandbox_config.as_ref())?,
     })
+}
+
+fn check_secrets(names: &[String]) -> Result<Vec<String>, String> {
+    if names.len() > MAX_SECRETS {
+        return Err(format!("pullSecrets has {} names: name at most {MAX_SECRETS}", names.len()));
+    }
+    names.iter().enumerate().map(|(i, name)| check_secret_name(i, name)).collect()
+}
+
+fn check_sandbox(config: Option<&SandboxConfig>) -> Result<Option<SandboxConfig>, String> {
+    let Some(config) = config else { return Ok(None) };
+    let size = sandbox_bytes(config);
+    if size > MAX_SANDBOX {
+        return Err(format!("sandboxConfig has {size} bytes: give it at most {MAX_SANDBOX}"));
+    }
+    Ok(Some(config.clone()))
+}
+
+/// Bytes of the texts of a sandbox's labels and annotations.
+pub(super) fn sandbox_bytes(config: &SandboxConfig) -> usize {
+    let texts = config.labels.iter().chain(&config.annotations).flatten();
+    texts.map(|(key, value)| key.len() + value.len()).sum()
 }
 
 fn parallelism_of(value: Option<&IntOrString>) -> Result<u32, String> {

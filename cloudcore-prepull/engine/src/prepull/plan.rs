@@ -9,9 +9,11 @@ use std::sync::Arc;
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::status::{JobImageStatus, SkippedNode};
 use prepull_api::credentials::RegistryPattern;
+use prepull_api::enroll::hex;
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::overriders::{OverrideError, SecretRef};
 use prepull_api::task::{NodeName, PullPolicy, Removal, Upgrade};
+use ring::digest::{SHA256, digest};
 
 use crate::fleet::node_view::{NOT_READY, NodeView};
 use crate::prepull::validate::{
@@ -93,15 +95,20 @@ pub struct PlannedImage {
 }
 
 impl NodePlan {
-    /// The references that are pulled and the secrets that they are pulled with, in order and each once, in lines. The nodes
-    /// of a site share layers where these are the same.
-    pub fn entitlement(&self) -> String {
+    /// A fingerprint of the references that are pulled and of the secrets that they are pulled with, and whether the node got
+    /// those. The nodes of a site share layers where it's the same.
+    pub fn entitlement(&self, has_keys: bool) -> Arc<str> {
         let image = |image: &PlannedImage| {
             let secrets = image.secrets.iter().map(|secret| format!(" {secret:?}"));
             image.pull.to_string() + &secrets.collect::<String>()
         };
         let images: BTreeSet<String> = self.images.iter().map(image).collect();
-        Vec::from_iter(images).join("\n")
+        let mut text = Vec::from_iter(images).join("\n");
+        if !has_keys {
+            text.push_str("\nwithout keys");
+        }
+        // A tracker keeps it for each blob, and it may have 100 KiB.
+        hex(digest(&SHA256, text.as_bytes()).as_ref()).into()
     }
 
     /// Whether some image names a secret.

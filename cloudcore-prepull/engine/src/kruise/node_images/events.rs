@@ -42,7 +42,7 @@ pub(super) fn end_events(
 
 /// Publishes that the NodeImage has no room for a tag that a job requests.
 pub(super) fn full_event(uid: &str, image: &str, fx: &mut NodeEffects<'_>) {
-    let note = format!("image {image}: the NodeImage has as many images as it may have");
+    let note = format!("image {image}: the NodeImage has no room for it: it has 256 images, or 1 MiB");
     emit_failure(ObjectKind::NodeImage, node_image_id(fx.node, uid), note, fx);
 }
 

@@ -11,6 +11,7 @@ use prepull_api::crd::kruise::{
 use prepull_api::task::JobUid;
 
 use super::status::{ended_at, find_tag_status};
+use crate::kruise::rules::sandbox_bytes;
 use crate::kruise::{Liveness, TagRequest};
 use crate::shared::events::ObjectKind;
 
@@ -94,6 +95,26 @@ pub(super) fn apply_request(
             EditOutcome::Changed
         }
     }
+}
+
+/// Bytes that a NodeImage with this spec and its status has in etcd, roughly. A tag that has failed with a long reason has more.
+pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
+    /// The keys and numbers of a tag and of its status, and an ordinary message.
+    const TAG: usize = 900;
+    /// The keys of an owner or a secret, and the texts of an owner but its name.
+    const ENTRY: usize = 300;
+    let owner = |owner: &ObjectReference| {
+        ENTRY + owner.name.iter().chain(&owner.namespace).map(String::len).sum::<usize>()
+    };
+    let tag =
+        |tag: &ImageTagSpec| TAG + 2 * tag.tag.len() + tag.owner_references.iter().map(owner).sum::<usize>();
+    let image = |(name, image): (&String, &ImageSpec)| {
+        2 * name.len()
+            + image.pull_secrets.len() * ENTRY
+            + image.sandbox_config.as_ref().map_or(0, sandbox_bytes)
+            + image.tags.iter().map(tag).sum::<usize>()
+    };
+    spec.images.iter().map(image).sum()
 }
 
 /// Has the tag pulled once more.

@@ -27,6 +27,8 @@ use crate::shared::postponement::Postponement;
 /// What a task may take beyond all of its tries and the waits between them: for the check of the disk, and for a node that
 /// is about to work on something else.
 const SLACK: Duration = Duration::from_secs(60);
+/// Longest time of a task that can work: it keeps a slot that the jobs of all namespaces wait for.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Seconds of the longest wait between two tries, as the edge does it.
 const LONGEST_WAIT: u64 = 30;
 /// How long an online node may be silent beyond its time, before it is given up.
@@ -234,12 +236,15 @@ impl TagPull {
     fn time_for_tries(&self) -> Duration {
         let waits: u64 = (0..self.tag.retries.min(1000)).map(|n| (1_u64 << n.min(5)).min(LONGEST_WAIT)).sum();
         let tries = self.tag.timeout.saturating_mul(self.tag.retries.saturating_add(1));
-        tries.saturating_add(Duration::from_secs(waits)).saturating_add(SLACK)
+        tries.saturating_add(Duration::from_secs(waits)).saturating_add(SLACK).min(LONGEST)
     }
 
-    /// How long the task may take in all.
+    /// How long the task may take in all: see [`LONGEST`].
     fn whole_time(&self) -> Duration {
-        self.tag.active_deadline.unwrap_or_else(|| self.time_for_tries())
+        self.tag.active_deadline.map_or_else(
+            || self.time_for_tries(),
+            |deadline| deadline.min(OWN_WINDOWS.saturating_add(LONGEST)),
+        )
     }
 
     /// How long the task may take from now on.
@@ -257,7 +262,7 @@ impl TagPull {
     /// When an open task is given up, even if the node still works on it.
     pub(super) fn give_up_due(&self) -> Option<Timestamp> {
         let (since, whole) = match (&self.state, self.tag.active_deadline) {
-            (_, Some(deadline)) => (self.started?, deadline),
+            (_, Some(_)) => (self.started?, self.whole_time()),
             // It has nothing to say until its window opens, and its tries have not begun.
             (TagPullState::OnNode, None) if !self.waits.is_empty() => {
                 (self.last_heard?, self.time_for_tries().saturating_add(OWN_WINDOWS))

@@ -275,3 +275,16 @@ fn duplicate_tags_are_refused() {
     let (empty, twice) = ("tag for image nginx can not be empty", "duplicated tag 1 for image nginx");
     assert_eq!(words, [twice, "", twice, empty, empty]);
 }
+
+#[test]
+fn what_every_node_would_store_is_bounded() {
+    let secrets = |count: usize| json!({"image": "a", "pullSecrets": vec!["s"; count]});
+    let sandbox = |kind: &str, bytes: usize| json!({"image": "a", "sandboxConfig": {kind: {"k": "v".repeat(bytes - 1)}}});
+    assert!(pull(&secrets(16)).is_ok());
+    assert_eq!(pull(&secrets(17)).unwrap_err(), "pullSecrets has 17 names: name at most 16");
+    for kind in ["labels", "annotations"] {
+        assert!(pull(&sandbox(kind, 16 << 10)).is_ok());
+        let refused = pull(&sandbox(kind, (16 << 10) + 1)).unwrap_err();
+        assert_eq!(refused, "sandboxConfig has 16385 bytes: give it at most 16384");
+    }
+}

@@ -739,3 +739,24 @@ mod consent {
         assert_eq!(unreadable.details, ["secret bank/harbor could not be read: cannot decrypt"]);
     }
 }
+
+#[test]
+fn an_entitlement_is_short_and_differs_by_keys() {
+    let of = |images: &[String], secret: &str, has_keys| {
+        let spec =
+            json!({"imagePrePullTemplate": {"images": images, "imageSecrets": secret, "nodeNames": ["a"]}});
+        let nodes = [edge("a", &[])].into();
+        plan_job(&job(spec), &nodes).unwrap().nodes[0].1.entitlement(has_keys)
+    };
+    let many: Vec<String> = (0..256).map(|n| format!("registry.example/{}:{n}", "a".repeat(200))).collect();
+    let all = [
+        of(&many, "s/a", true),
+        of(&many, "s/b", true),
+        of(&many, "s/a", false),
+        of(&many[..255], "s/a", true),
+    ];
+    assert!(all.iter().all(|text| text.len() == 64), "sites keep it for each blob: {all:?}");
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+    let backwards: Vec<String> = many.iter().rev().cloned().collect();
+    assert_eq!(of(&backwards, "s/a", true), all[0]);
+}

@@ -21,6 +21,9 @@ use crate::shared::pacing::{Backoff, Moment};
 
 /// The wait after a write that failed, or had no effect.
 const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+/// Most bytes of a NodeImage, as [`spec_edit::stored_bytes`] counts them: the API server takes 1.5 MiB, and refuses all of a
+/// write that is larger, the requests of other namespaces with it.
+const MAX_STORED: usize = 1 << 20;
 /// Between two writes of one status when tags have ended: those that end at the same time share a write.
 const END_GAP: Duration = Duration::from_millis(300);
 /// Between two writes of one status for progress.
@@ -139,12 +142,18 @@ impl TrackedNode {
         }
         let (mut carried, mut unchanged, mut full, mut deferred) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for queued in self.requests.take() {
-            // A job may have finished, or been deleted, before its request could be written.
-            if !is_active(&queued, context) {
-                continue;
-            }
-            match spec_edit::apply_request(&mut spec, status, &queued.request, queued.new_round, fx.now) {
+        // A job may have finished, or been deleted, before its request could be written.
+        let mut queued = self.requests.take();
+        queued.retain(|queued| is_active(queued, context));
+        let mut edits = apply_requests(&mut spec, status, &queued, usize::MAX, fx.now);
+        if spec_edit::stored_bytes(&spec) > MAX_STORED {
+            // Without those that don't fit: the API server would refuse the others with them.
+            spec = object.restore_spec();
+            spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
+            edits = apply_requests(&mut spec, status, &queued, MAX_STORED, fx.now);
+        }
+        for (queued, edit) in queued.into_iter().zip(edits) {
+            match edit {
                 EditOutcome::Changed => carried.push(queued),
                 EditOutcome::Unchanged => unchanged.push(queued),
                 EditOutcome::Deferred { has_disowned } => {
@@ -221,6 +230,28 @@ impl TrackedNode {
         self.writes.begin_write(Some(object));
         (self.writes.status_written, self.writes.progress_since) = (Some(fx.now), None);
     }
+}
+
+/// Applies requests in their order. One that makes a NodeImage larger than `most` bytes finds no room.
+fn apply_requests(
+    spec: &mut NodeImageSpec,
+    status: &NodeImageStatus,
+    requests: &[QueuedRequest],
+    most: usize,
+    now: Timestamp,
+) -> Vec<EditOutcome> {
+    let apply = |QueuedRequest { request, new_round }: &QueuedRequest| {
+        let before = (most < usize::MAX).then(|| spec.clone());
+        let edit = spec_edit::apply_request(spec, status, request, *new_round, now);
+        match before {
+            Some(before) if edit == EditOutcome::Changed && spec_edit::stored_bytes(spec) > most => {
+                *spec = before;
+                EditOutcome::Full { has_disowned: false }
+            }
+            _ => edit,
+        }
+    };
+    requests.iter().map(apply).collect()
 }
 
 fn is_active(queued: &QueuedRequest, context: &Context<'_>) -> bool {

@@ -184,3 +184,34 @@ fn only_sandbox_changes_are_written() {
     assert!(matches!(world.writes[..], [NodeImageWrite::Spec { .. }]), "{:?}", world.writes);
     assert_eq!(world.object.unwrap().spec.images["nginx"].sandbox_config, sandbox);
 }
+
+/// The API server would refuse the whole write, with the requests of other namespaces in it.
+#[test]
+fn a_request_that_does_not_fit_fails_alone() {
+    let mut world = World::new();
+    let sandbox = |bytes: usize| {
+        let labels = Some([("k".to_owned(), "v".repeat(bytes))].into());
+        Some(prepull_api::crd::kruise::SandboxConfig { labels, annotations: None })
+    };
+    let with = |job: &str, image: &str, sandbox| TagRequest {
+        key: TagKey::new(image, "1"),
+        sandbox,
+        ..request(job)
+    };
+    for request in [
+        with("fits", "a", sandbox(1_000_000)),
+        with("large", "b", sandbox(100_000)),
+        with("small", "c", None),
+    ] {
+        live(&world, &request.owner.uid.clone().unwrap(), Liveness::Active);
+        world.images.request_tag(&node(), Arc::new(request), false);
+    }
+    world.settle();
+    let spec = &world.object.as_ref().unwrap().spec;
+    assert_eq!(spec.images.keys().collect::<Vec<_>>(), ["a", "c"]);
+    let states = world.take_tag_states();
+    assert!(
+        states.iter().any(|(job, state)| job == "large" && matches!(state, TagState::Failed(_))),
+        "{states:?}"
+    );
+}

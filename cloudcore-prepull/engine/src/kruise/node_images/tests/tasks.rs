@@ -3,6 +3,7 @@
 
 use prepull_api::crd::kruise::PullPhase;
 use prepull_api::task::PullPolicy;
+use serde_json::json;
 
 use super::*;
 
@@ -385,4 +386,28 @@ fn a_secrets_wait_counts_against_the_tag() {
     assert_eq!(world.tag("a", "1").unwrap().message, "", "it does not wait any more");
     world.end_task(&sent[0].task.id, pulled());
     assert_eq!(world.tag("a", "1").unwrap().phase, PullPhase::Succeeded);
+}
+
+#[test]
+fn no_tag_keeps_a_slot_for_ever() {
+    for (limits, hours) in [
+        (json!({"timeoutSeconds": 600, "backoffLimit": i32::MAX}), 24),
+        (json!({"timeoutSeconds": i32::MAX, "backoffLimit": 1}), 24),
+        // The node may have to wait for its window besides.
+        (json!({"timeoutSeconds": 600, "activeDeadlineSeconds": i64::from(i32::MAX)}), 8 * 24),
+    ] {
+        let mut world = World::new();
+        world.edit(|spec| {
+            add_manual_tag(spec, "a", "1");
+            let policy = spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap();
+            let ttl = policy.ttl_seconds_after_finished;
+            *policy = serde_json::from_value(limits.clone()).unwrap();
+            policy.ttl_seconds_after_finished = ttl;
+        });
+        let sent = world.take_dispatched();
+        assert_eq!(sent[0].remaining, Duration::from_secs(hours * 3600), "{limits}");
+        let slots = world.slots;
+        world.pass(Duration::from_secs((hours + 1) * 3600));
+        assert!(world.slots > slots, "{limits}");
+    }
 }

@@ -133,18 +133,15 @@ impl Members {
             return None;
         }
         let plan = self.plans.get(node)?;
-        let mut entitlement = plan.entitlement();
         let access = match self.keys.get(node) {
             _ if !plan.names_secrets() => LayerAccess::Open,
             Some(KeysSent::All(keys)) => LayerAccess::Keys(*keys),
-            Some(KeysSent::Missing) => {
-                entitlement.push_str("\nwithout keys");
-                LayerAccess::Open
-            }
+            Some(KeysSent::Missing) => LayerAccess::Open,
             None if has_succeeded => LayerAccess::Ended,
             None => LayerAccess::Awaited,
         };
-        let (entitlement, max_rate) = (entitlement.into(), job.download.max_site_rate);
+        let has_keys = !plan.names_secrets() || self.keys.get(node) != Some(&KeysSent::Missing);
+        let (entitlement, max_rate) = (plan.entitlement(has_keys), job.download.max_site_rate);
         Some((BlobSharing { entitlement, max_rate, has_succeeded }, access))
     }
 
