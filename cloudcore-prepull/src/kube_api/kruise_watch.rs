@@ -22,6 +22,9 @@ use crate::kube_api::watch::{WatchInputs, follow_objects, watcher_config};
 
 type WatchedObject<K> = Result<Box<K>, Unreadable>;
 
+/// NodeImages in one answer: one may have a megabyte, and those of twenty images have 50 KiB.
+const NODE_IMAGES_IN_PAGE: u32 = 100;
+
 /// Watches all NodeImages for ever. Of a list that arrives no more is kept than the engine keeps: whole NodeImages of ten
 /// thousand nodes with twenty images would be half a gigabyte.
 pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Input>) {
@@ -44,7 +47,8 @@ pub(crate) async fn node_images(client: Client, inputs: mpsc::Sender<engine::Inp
         gone,
         begins: Some(|| Input::Node(To::NodeImagesListing)),
     };
-    follow_objects(Api::<Guarded<NodeImage>>::all(client), watcher_config(), inputs, compact, watched).await;
+    let config = watcher_config().page_size(NODE_IMAGES_IN_PAGE);
+    follow_objects(Api::<Guarded<NodeImage>>::all(client), config, inputs, compact, watched).await;
 }
 
 pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input>) {
