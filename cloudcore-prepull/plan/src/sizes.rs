@@ -215,7 +215,7 @@ impl Sizes {
         let mut sizes: HashMap<(*const NodePlan, &Receiver), NodeSize> = HashMap::new();
         for (plan, images, receiver) in nodes {
             let size = sizes.entry((plan, receiver)).or_insert_with(|| {
-                let entitled = plan.entitlement();
+                let entitled = plan.entitlement(true);
                 for found in
                     images.iter().filter_map(|image| self.find_answer(image, &receiver.platform).ok())
                 {
