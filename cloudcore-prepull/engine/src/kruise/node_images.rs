@@ -19,6 +19,7 @@ mod pulls;
 mod reported;
 mod requests;
 mod shared_parts;
+mod shares;
 mod spec_edit;
 mod status;
 mod tag_pull;

@@ -10,6 +10,7 @@ use prepull_api::crd::kruise::{
 };
 use prepull_api::task::JobUid;
 
+use super::shares::make_room;
 use super::status::{ended_at, find_tag_status};
 use crate::kruise::rules::sandbox_bytes;
 use crate::kruise::{Liveness, TagRequest};
@@ -42,11 +43,14 @@ pub(super) fn apply_request(
     let has_disowned = disown_others(spec, request);
     let full = EditOutcome::Full { has_disowned };
     let key = &request.key;
-    if !spec.images.contains_key(&key.image) && spec.images.len() >= MAX_IMAGES {
+    let has_room = |spec: &NodeImageSpec| match spec.images.get(&key.image) {
+        Some(image) => image.tags.len() < MAX_TAGS || image.tags.iter().any(|tag| tag.tag == key.tag),
+        None => spec.images.len() < MAX_IMAGES,
+    };
+    if !make_room(spec, status, namespace(&request.owner), has_room) {
         return full;
     }
     let image = spec.images.entry(key.image.clone()).or_default();
-    let has_room = image.tags.len() < MAX_TAGS;
     match image.tags.iter_mut().find(|tag| tag.tag == key.tag) {
         Some(tag) if has_owner(tag, &request.owner) && is_in_round(&tag.owner_references, &request.owner) => {
             let has_ended = ended_at(status, &key.image, &key.tag, tag.version).is_some();
@@ -77,7 +81,6 @@ pub(super) fn apply_request(
             set_image_terms(image, request);
             EditOutcome::Changed
         }
-        None if !has_room => full,
         None => {
             // Above the version of a removed tag of this name that is still in the status.
             let before = find_tag_status(status, &key.image, &key.tag).map(|tag| tag.version);
@@ -99,22 +102,29 @@ pub(super) fn apply_request(
 
 /// Bytes that a NodeImage with this spec and its status has in etcd, roughly. A tag that has failed with a long reason has more.
 pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
-    /// The keys and numbers of a tag and of its status, and an ordinary message.
+    spec.images
+        .iter()
+        .map(|(name, image)| image_bytes(name, image) + image.tags.iter().map(tag_bytes).sum::<usize>())
+        .sum()
+}
+
+/// The keys of an owner or a secret, and the texts of an owner but its name.
+const ENTRY: usize = 300;
+
+/// Bytes of a tag in both.
+pub(super) fn tag_bytes(tag: &ImageTagSpec) -> usize {
+    /// The keys and numbers, and an ordinary message.
     const TAG: usize = 900;
-    /// The keys of an owner or a secret, and the texts of an owner but its name.
-    const ENTRY: usize = 300;
     let owner = |owner: &ObjectReference| {
         ENTRY + owner.name.iter().chain(&owner.namespace).map(String::len).sum::<usize>()
     };
-    let tag =
-        |tag: &ImageTagSpec| TAG + 2 * tag.tag.len() + tag.owner_references.iter().map(owner).sum::<usize>();
-    let image = |(name, image): (&String, &ImageSpec)| {
-        2 * name.len()
-            + image.pull_secrets.len() * ENTRY
-            + image.sandbox_config.as_ref().map_or(0, sandbox_bytes)
-            + image.tags.iter().map(tag).sum::<usize>()
-    };
-    spec.images.iter().map(image).sum()
+    TAG + 2 * tag.tag.len() + tag.owner_references.iter().map(owner).sum::<usize>()
+}
+
+/// Bytes of an image in both, without its tags.
+pub(super) fn image_bytes(name: &str, image: &ImageSpec) -> usize {
+    let sandbox = image.sandbox_config.as_ref().map_or(0, sandbox_bytes);
+    2 * name.len() + image.pull_secrets.len() * ENTRY + sandbox
 }
 
 /// Has the tag pulled once more.
@@ -250,7 +260,7 @@ pub(super) fn round_jobs(owners: &[ObjectReference]) -> impl Iterator<Item = &Ob
     owners.iter().filter(|owner| is_job(owner) && is_in_round(owners, owner))
 }
 
-fn namespace(owner: &ObjectReference) -> &str {
+pub(super) fn namespace(owner: &ObjectReference) -> &str {
     owner.namespace.as_deref().unwrap_or_default()
 }
 

@@ -14,6 +14,7 @@ use crate::kruise::node_images::events::full_event;
 use crate::kruise::node_images::object::ObjectState;
 use crate::kruise::node_images::reported::ReportedStates;
 use crate::kruise::node_images::requests::QueuedRequest;
+use crate::kruise::node_images::shares::make_room;
 use crate::kruise::node_images::spec_edit::{self, EditOutcome};
 use crate::kruise::node_images::status::{Difference, compare_statuses, desired_status};
 use crate::kruise::node_images::{Context, NodeImageWrite, WrittenNodeImage};
@@ -244,7 +245,11 @@ fn apply_requests(
         let before = (most < usize::MAX).then(|| spec.clone());
         let edit = spec_edit::apply_request(spec, status, request, *new_round, now);
         match before {
-            Some(before) if edit == EditOutcome::Changed && spec_edit::stored_bytes(spec) > most => {
+            Some(before) if edit == EditOutcome::Changed => {
+                let fits = |spec: &NodeImageSpec| spec_edit::stored_bytes(spec) <= most;
+                if make_room(spec, status, spec_edit::namespace(&request.owner), fits) {
+                    return edit;
+                }
                 *spec = before;
                 EditOutcome::Full { has_disowned: false }
             }

@@ -215,3 +215,33 @@ fn a_request_that_does_not_fit_fails_alone() {
         "{states:?}"
     );
 }
+
+#[test]
+fn a_full_node_image_has_room_for_every_namespace() {
+    for (images, tags) in [(256, 1), (1, 256)] {
+        let mut world = World::new();
+        for (image, tag) in (0..images).flat_map(|image| (0..tags).map(move |tag| (image, tag))) {
+            let mut request = request(&format!("evil-{image}-{tag}"));
+            request.owner.namespace = Some("evil".to_owned());
+            // The first image is that of the other namespace.
+            let image = if image == 0 { "nginx".to_owned() } else { format!("i{image}") };
+            request.key = TagKey::new(&image, &format!("t{tag:03}"));
+            live(&world, &request.owner.uid.clone().unwrap(), Liveness::Active);
+            world.images.request_tag(&node(), Arc::new(request), false);
+        }
+        world.settle();
+        live(&world, "job", Liveness::Active);
+        if tags == 1 {
+            let other = TagRequest { key: TagKey::new("other", "1"), ..request("job") };
+            world.request(&Arc::new(other), false);
+        } else {
+            world.request(&Arc::new(request("job")), false);
+        }
+        let spec = &world.object.as_ref().unwrap().spec;
+        let stored: usize = spec.images.values().map(|image| image.tags.len()).sum();
+        let is_shops = |image: &prepull_api::crd::kruise::ImageSpec| {
+            image.tags.iter().any(|tag| tag.owner_references[0].namespace.as_deref() == Some("shop"))
+        };
+        assert!(stored == 256 && spec.images.values().any(is_shops), "{images} {tags} {stored}");
+    }
+}

@@ -1,0 +1,103 @@
+//! The shares of namespaces in the room of a NodeImage: where there's none left, the namespace with the largest share gives
+//! up tags for one with a smaller share.
+
+use std::collections::BTreeMap;
+
+use prepull_api::crd::kruise::{ImageSpec, NodeImageSpec, NodeImageStatus, PullPhase};
+
+use super::spec_edit::{image_bytes, round_namespace, tag_bytes};
+use super::status::find_tag_status;
+
+/// Removes tags of the namespace with the most bytes until `fits`, or until that namespace has hardly more than `of`. Tags that
+/// are being pulled, and those without a job, stay. Returns whether it fits; if not, the spec is as it was.
+pub(super) fn make_room(
+    spec: &mut NodeImageSpec,
+    status: &NodeImageStatus,
+    of: &str,
+    fits: impl Fn(&NodeImageSpec) -> bool,
+) -> bool {
+    if fits(spec) {
+        return true;
+    }
+    let before = spec.clone();
+    while !fits(spec) {
+        let Some((image, tag)) = last_tag_of_largest(spec, status, of) else {
+            *spec = before;
+            return false;
+        };
+        if let Some(found) = spec.images.get_mut(&image) {
+            found.tags.retain(|known| known.tag != tag);
+        }
+        spec.images.retain(|_, image| !image.tags.is_empty());
+    }
+    true
+}
+
+fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str) -> Option<(String, String)> {
+    let mut shares: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, image) in &spec.images {
+        for tag in &image.tags {
+            if let Some(namespace) = round_namespace(&tag.owner_references) {
+                *shares.entry(namespace).or_default() +=
+                    tag_bytes(tag) + image_bytes(name, image) / image.tags.len();
+            }
+        }
+    }
+    let (largest, bytes) = shares.iter().max_by_key(|(_, bytes)| **bytes)?;
+    let own = shares.get(of).copied().unwrap_or_default();
+    let is_pulling = |name: &str, tag: &str| {
+        find_tag_status(status, name, tag).is_some_and(|status| status.phase == PullPhase::Pulling)
+    };
+    let last_of = |(name, image): (&String, &ImageSpec)| {
+        let mut tags = image.tags.iter().rev();
+        let tag = tags.find(|tag| {
+            round_namespace(&tag.owner_references) == Some(*largest) && !is_pulling(name, &tag.tag)
+        })?;
+        let freed = tag_bytes(tag) + image_bytes(name, image) / image.tags.len();
+        // The other way round, the next request would take it back.
+        (*largest != of && bytes - freed >= own).then(|| (name.clone(), tag.tag.clone()))
+    };
+    spec.images.iter().rev().find_map(last_of)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ObjectReference;
+    use prepull_api::crd::kruise::{ImageStatus, ImageTagSpec, ImageTagStatus};
+
+    use super::*;
+    use crate::kruise::node_images::tests::request;
+
+    fn add(spec: &mut NodeImageSpec, namespace: &str, image: &str, tag: &str) {
+        let owner = ObjectReference { namespace: Some(namespace.to_owned()), ..request("job").owner };
+        let tag =
+            ImageTagSpec { tag: tag.to_owned(), owner_references: vec![owner], ..ImageTagSpec::default() };
+        spec.images.entry(image.to_owned()).or_default().tags.push(tag);
+    }
+
+    #[test]
+    fn the_largest_share_gives_way_to_smaller_ones() {
+        let mut spec = NodeImageSpec::default();
+        (0..8).for_each(|n| add(&mut spec, "evil", &format!("e{n}"), "1"));
+        (0..4).for_each(|n| add(&mut spec, "large", "one", &n.to_string()));
+        let pulling =
+            ImageTagStatus { tag: "1".to_owned(), phase: PullPhase::Pulling, ..ImageTagStatus::default() };
+        let mut status = NodeImageStatus::default();
+        status.image_statuses.insert("e7".to_owned(), ImageStatus { tags: vec![pulling] });
+        let most = |images: usize| move |spec: &NodeImageSpec| spec.images.len() <= images;
+        assert!(make_room(&mut spec, &status, "shop", most(8)));
+        assert!(
+            !spec.images.contains_key("e6") && spec.images.contains_key("e7"),
+            "{:?}",
+            spec.images.keys()
+        );
+        // Not beyond an equal share, and never for itself.
+        let before = spec.clone();
+        assert!(!make_room(&mut spec, &status, "evil", most(7)));
+        (0..9).for_each(|n| add(&mut spec, "shop", "two", &n.to_string()));
+        let with_shop = spec.clone();
+        assert!(!make_room(&mut spec, &status, "shop", most(8)) && spec == with_shop);
+        assert!(make_room(&mut spec, &status, "large", most(8)), "shop has the most now");
+        assert!(before.images.len() == 8 && spec.images.len() == 8);
+    }
+}
