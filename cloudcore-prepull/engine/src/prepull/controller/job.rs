@@ -107,9 +107,10 @@ impl PrepullJob {
     pub(super) fn has_only_older_pins(&self, node: &NodeName) -> bool {
         let Some(first) = self.run().filter(|first| *first > FIRST_ATTEMPT) else { return false };
         let is_open = |phase| matches!(phase, NodePhase::Pending | NodePhase::InProgress);
-        let record = self.members.rollout().record(node);
-        record
-            .is_none_or(|record| record.attempt < first || (record.attempt == first && is_open(record.phase)))
+        match self.members.rollout().record(node) {
+            Some(record) => record.attempt < first || (record.attempt == first && is_open(record.phase)),
+            None => !self.course.has_lost_records(),
+        }
     }
 
     /// Whether nothing of the job is left to do unless a person asks for more.

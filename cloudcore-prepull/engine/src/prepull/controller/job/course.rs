@@ -42,6 +42,8 @@ pub(super) struct Course {
     /// The status with which the job has ended, where reports of it are lost and the status doesn't show all nodes: it has
     /// counted them.
     lost_reports_status: Option<Box<ImagePrePullJobStatus>>,
+    /// Whether the run has had nodes that no record is left of.
+    has_lost_records: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +114,11 @@ impl Course {
     /// The job is over, and its status knows of more nodes than the records. It does until a round or a re-check begins.
     pub(super) fn keep_status(&mut self, status: &ImagePrePullJobStatus) {
         self.lost_reports_status = Some(Box::new(status.clone()));
+        self.has_lost_records = true;
+    }
+
+    pub(super) fn has_lost_records(&self) -> bool {
+        self.has_lost_records
     }
 
     pub(super) fn lost_reports_status(&self) -> Option<&ImagePrePullJobStatus> {

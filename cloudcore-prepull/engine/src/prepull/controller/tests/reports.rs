@@ -91,14 +91,37 @@ fn lost_reports_come_back_from_the_status() {
 /// An ended job with more nodes than a status shows, and with one failed node.
 fn large_and_over() -> (World, Vec<String>) {
     let (mut world, nodes) = super::course::fleet(MAX_NODES_IN_STATUS + 1);
-    world.give(job(json!({"nodeNames": nodes, "concurrency": 1000, "failureTolerate": "1"}), 1, None));
-    world.pass(1_000);
-    for (at, node) in nodes.iter().enumerate() {
-        world.ends(node, if at == 0 { TaskOutcome::Failed } else { TaskOutcome::Succeeded });
-    }
-    world.pass(60_000);
-    assert_eq!((world.status().phase, world.status().summary.failure), (JobPhase::Completed, 1));
+    world.run_to_the_end(&nodes, "app:1", 1);
     (world, nodes)
+}
+
+impl World {
+    fn run_to_the_end(&mut self, nodes: &[String], image: &str, generation: i64) {
+        let template =
+            json!({"nodeNames": nodes, "concurrency": 1000, "failureTolerate": "1", "images": [image]});
+        self.give(with_spec(template, json!({"pin": true}), generation, None));
+        self.pass(1_000);
+        for (at, node) in nodes.iter().enumerate() {
+            let task = TaskId { attempt: self.record(node).attempt, ..task() };
+            let outcome = if at == 0 { TaskOutcome::Failed } else { TaskOutcome::Succeeded };
+            self.says(node, EdgeMessage::Result(TaskResult { task, ..result(outcome) }));
+        }
+        self.pass(60_000);
+        assert_eq!((self.status().phase, self.status().summary.failure), (JobPhase::Completed, 1));
+    }
+}
+
+#[test]
+fn a_node_whose_record_is_lost_keeps_its_pins() {
+    let (mut world, nodes) = large_and_over();
+    world.run_to_the_end(&nodes, "app:2", 2);
+    world.lose_reports(&nodes);
+    world.sent.clear();
+    for node in &nodes {
+        world.up_with(node, &[], Hello { pins: Some(vec![job_uid()]), ..Hello::default() });
+    }
+    let is_unpin = |(_, message): &(NodeName, CloudMessage)| matches!(message, CloudMessage::Unpin { .. });
+    assert!(!world.sent.iter().any(is_unpin));
 }
 
 #[test]
