@@ -15,7 +15,7 @@ use tokio::process::Child;
 use tokio::time::{Instant, interval, sleep, timeout};
 use tracing::{error, info, warn};
 
-use super::record::{Program, StartChoice};
+use super::record::{Program, StartChoice, UpgradeRecord};
 use super::{UpgradeFiles, VERSION};
 use crate::boot::BootTime;
 use crate::config::Listen;
@@ -65,12 +65,7 @@ async fn launch_other(files: &UpgradeFiles, listen: Listen) -> anyhow::Result<Op
     loop {
         let before = files.read_record()?;
         let mut record = before.clone();
-        let start = record.decide_start(VERSION, BootTime::now());
-        if record != before {
-            // Before the start: a program that stops the machine must not be started for ever.
-            files.write_record(&record)?;
-        }
-        match start {
+        match choose_start(files, &mut record, BootTime::now())? {
             StartChoice::Own => {
                 if let Some(last) = record.last_outcome().filter(|last| before.last_outcome() != Some(last))
                     && let Some(reason) = &last.went_back
@@ -109,6 +104,33 @@ async fn launch_other(files: &UpgradeFiles, listen: Listen) -> anyhow::Result<Op
     }
 }
 
+/// Decides on the program of this start, and writes that down.
+///
+/// # Errors
+/// The record can't be written, and the installed program is the one to run.
+fn choose_start(
+    files: &UpgradeFiles,
+    record: &mut UpgradeRecord,
+    now: Option<BootTime>,
+) -> anyhow::Result<StartChoice> {
+    let before = record.clone();
+    let start = record.decide_start(VERSION, now);
+    if *record == before {
+        return Ok(start);
+    }
+    // Before the start: a program that stops the machine must not be started for ever.
+    let Err(error) = files.write_record(record) else { return Ok(start) };
+    // One that has proved itself runs even so: its starts are only counted for the case that it fails later.
+    let proved = match start {
+        StartChoice::Own => None,
+        StartChoice::Proved(program) => Some(program),
+        StartChoice::Trial(..) => before.proved_program().cloned(),
+    };
+    let Some(proved) = proved else { return Err(error) };
+    warn!(version = proved.version, error = %with_causes(error.as_ref()), "this start of the upgraded program can't be written down; it runs even so");
+    Ok(StartChoice::Proved(proved))
+}
+
 /// Replaces this process.
 fn become_program(files: &UpgradeFiles, program: &Program) -> anyhow::Result<Infallible> {
     let path = files.verified_path(program)?;
@@ -137,9 +159,14 @@ pub(super) fn installed_program() -> anyhow::Result<PathBuf> {
     Ok(name.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
 }
 
+/// Whether the installed program watches this one, which is then the program on trial.
+pub(super) fn is_watched() -> bool {
+    std::env::var_os(WATCHED).is_some()
+}
+
 /// Ends this program in favour of the installed one, which launches what is on trial now. Only fails to return.
 pub(crate) fn relaunch() -> anyhow::Result<ExitCode> {
-    if std::env::var_os(WATCHED).is_some() {
+    if is_watched() {
         return Ok(ExitCode::from(RELAUNCH));
     }
     let path = installed_program()?;
@@ -253,4 +280,53 @@ async fn stop_child(child: &mut Child) -> std::io::Result<ExitStatus> {
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(files: &UpgradeFiles, content: &[u8], version: &str) -> anyhow::Result<UpgradeRecord> {
+        let (digest, _) = files.store_program(content)?;
+        let mut record = UpgradeRecord::default();
+        let program = Program { digest, version: version.to_owned(), image: format!("agent:{version}") };
+        record.try_program(VERSION, program, 60);
+        Ok(record)
+    }
+
+    #[test]
+    fn a_full_disk_keeps_the_proved_program() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let files = UpgradeFiles::in_state_dir(dir.path());
+        let mut proved = trial(&files, b"a program", "2")?;
+        proved.prove();
+        let program = proved.proved_program().cloned().context("it has proved itself")?;
+        files.write_record(&proved)?;
+        // The record is written to this file first. A full disk refuses the write as well.
+        std::fs::create_dir(dir.path().join("upgrade/record.tmp"))?;
+        assert!(files.write_record(&proved).is_err());
+
+        let now = Some(BootTime { id: 1, millis: 1000 });
+        let mut record = files.read_record()?;
+        assert_eq!(choose_start(&files, &mut record, now)?, StartChoice::Proved(program.clone()));
+        assert_eq!(files.read_record()?, proved);
+        files.verified_path(&program)?;
+        Ok(())
+    }
+
+    #[test]
+    fn no_trial_begins_without_a_record() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let files = UpgradeFiles::in_state_dir(dir.path());
+        let mut first = trial(&files, b"a program", "2")?;
+        std::fs::create_dir(dir.path().join("upgrade/record.tmp"))?;
+        assert!(choose_start(&files, &mut first.clone(), None).is_err());
+
+        // Then the one before goes on, which may be an upgrade itself.
+        first.prove();
+        let proved = first.proved_program().cloned().context("it has proved itself")?;
+        first.try_program(VERSION, Program { version: "3".to_owned(), ..proved.clone() }, 60);
+        assert_eq!(choose_start(&files, &mut first, None)?, StartChoice::Proved(proved));
+        Ok(())
+    }
 }
