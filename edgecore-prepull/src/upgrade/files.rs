@@ -55,6 +55,16 @@ impl UpgradeFiles {
         Ok(())
     }
 
+    /// Checks that a record as long as the current one could be written now. A file of its own: another process may be
+    /// writing the record.
+    pub(super) fn check_writable(&self) -> anyhow::Result<()> {
+        let probe = self.record.with_file_name("probe");
+        let written = fs::read(&self.record).and_then(|text| replace_file(&probe, &text, 0o600));
+        // It's replaced by the next one.
+        let _ = fs::remove_file(&probe);
+        written.with_context(|| format!("cannot write {}", probe.display()))
+    }
+
     /// The task that has put a program on trial last. A file that is damaged names none.
     pub(super) fn read_task(&self) -> anyhow::Result<Option<TaskTrial>> {
         Ok(read_if_present(&self.task)?.and_then(|text| serde_json::from_slice(&text).ok()))

@@ -2,16 +2,25 @@
 //! task goes on in the program that runs afterwards.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use prepull_api::download::Verification;
 use prepull_api::task::{TaskId, Upgrade};
+use prepull_program::errors::with_causes;
 use prepull_registry::digest::sha256;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
-use super::launch::{installed_program, installed_version};
+use super::launch::{installed_program, installed_version, is_watched};
 use super::record::{TaskTrial, UpgradeStage};
 use super::{IN_CONTAINER, KEY, UNASKED, UpgradeFiles, put_on_trial, signature_by};
+
+/// How often we look whether a trial has ended. It takes seconds to minutes.
+const LOOK: Duration = Duration::from_secs(1);
+/// The wait before a restart for a trial that the launcher hasn't begun.
+const BEGIN_AGAIN: Duration = Duration::from_secs(60);
 
 /// What keeps tasks from upgrading this machine.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,6 +39,8 @@ pub(crate) struct Upgrades {
     files: UpgradeFiles,
     key: PathBuf,
     obstacles: Obstacles,
+    /// Whether this program is the one on trial.
+    is_watched: bool,
     restart: CancellationToken,
 }
 
@@ -39,6 +50,7 @@ impl Upgrades {
             files: UpgradeFiles::in_state_dir(state_dir),
             key: KEY.into(),
             obstacles,
+            is_watched: is_watched(),
             restart: CancellationToken::new(),
         }
     }
@@ -58,6 +70,31 @@ impl Upgrades {
     pub(crate) fn stage(&self, task: &TaskId) -> anyhow::Result<UpgradeStage> {
         let trial = self.files.read_task()?.filter(|trial| trial.task == task.to_string());
         Ok(self.files.read_record()?.stage(trial.as_ref()))
+    }
+
+    /// Waits until no program is on trial, and returns how far the upgrade of this task has come. The launcher may have failed to
+    /// begin the trial, for example on a full disk. After a minute we then request a restart, if the record can be written.
+    ///
+    /// # Errors
+    /// The record can't be read.
+    pub(crate) async fn wait_out_trial(&self, task: &TaskId) -> anyhow::Result<UpgradeStage> {
+        let mut began = Instant::now();
+        loop {
+            let stage = self.stage(task)?;
+            if stage != UpgradeStage::OnTrial {
+                return Ok(stage);
+            }
+            if !self.is_watched && began.elapsed() >= BEGIN_AGAIN {
+                began = Instant::now();
+                match self.files.check_writable() {
+                    Ok(()) => self.request_restart(),
+                    Err(error) => {
+                        warn!(error = %with_causes(error.as_ref()), "an upgrade waits, and can't be tried");
+                    }
+                }
+            }
+            sleep(LOOK).await;
+        }
     }
 
     /// Puts a program on trial. Returns whether the caller should restart this program; otherwise it's the same one.
@@ -111,8 +148,9 @@ fn is_installed(program: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use tokio::time::timeout;
 
+    use super::super::{Program, UpgradeRecord};
     use super::*;
 
     #[test]
@@ -133,6 +171,36 @@ mod tests {
             let fits = |expected: &str| said.as_ref().is_some_and(|said| said.starts_with(expected));
             assert!(expected.map_or(said.is_none(), fits), "{obstacles:?} {said:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_that_never_began_is_requested_again() -> anyhow::Result<()> {
+        let task = TaskId { job: prepull_api::task::JobUid("uid".to_owned()), attempt: 1 };
+        let program = Program { digest: sha256(b"a"), version: "2".to_owned(), image: "agent:2".to_owned() };
+        let mut record = UpgradeRecord::default();
+        record.try_program("1", program, 60);
+        for (is_watched, is_full, expected) in
+            [(false, false, true), (false, true, false), (true, false, false)]
+        {
+            let dir = tempfile::tempdir()?;
+            let upgrades = Upgrades { is_watched, ..Upgrades::new(dir.path(), Obstacles::default()) };
+            upgrades.files.write_record(&record)?;
+            if is_full {
+                // The probe is written to this file first. A full disk refuses the write as well.
+                std::fs::create_dir(dir.path().join("upgrade/probe.tmp"))?;
+            }
+            for (wait, expected) in [(BEGIN_AGAIN / 2, false), (BEGIN_AGAIN * 2, expected)] {
+                let waiting = async {
+                    tokio::select! {
+                        _ = upgrades.wait_out_trial(&task) => false,
+                        () = upgrades.wait_for_restart() => true,
+                    }
+                };
+                let is_requested = timeout(wait, waiting).await.unwrap_or(false);
+                assert_eq!(is_requested, expected, "watched {is_watched}, full {is_full}, {wait:?}");
+            }
+        }
+        Ok(())
     }
 
     #[tokio::test]

@@ -2,7 +2,6 @@
 //! program, and the one that runs afterwards ends the task.
 
 use std::future::pending;
-use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use prepull_api::failure::FailureCode;
@@ -10,7 +9,6 @@ use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, PullPolicy, Upgrad
 use prepull_api::wire::truncate_reason;
 use prepull_program::errors::with_causes;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
 
 use super::context::TaskContext;
 use super::image::already_present;
@@ -20,9 +18,6 @@ use super::{Executor, log_end, open_images};
 use crate::images::puller::Puller;
 use crate::tasks::agent::Execution;
 use crate::upgrade::{MOST_BYTES, PATH, UpgradeStage, Upgrades};
-
-/// How often we look whether a trial has ended. It takes seconds to minutes.
-const LOOK: Duration = Duration::from_secs(1);
 
 impl<P: Puller> Executor<P> {
     /// Carries out an upgrade, and doesn't return if this program will be restarted.
@@ -57,13 +52,11 @@ impl<P: Puller> Executor<P> {
         (index, image): (usize, &ImageTask),
         context: &mut TaskContext<'_>,
     ) -> anyhow::Result<ImageResult> {
-        loop {
-            match upgrades.stage(context.task)? {
-                UpgradeStage::New => break,
-                UpgradeStage::OnTrial => sleep(LOOK).await,
-                UpgradeStage::Proved => return Ok(self.find_present(image).await),
-                UpgradeStage::WentBack(reason) => bail!(reason),
-            }
+        match upgrades.wait_out_trial(context.task).await? {
+            // No program is on trial any more.
+            UpgradeStage::New | UpgradeStage::OnTrial => {}
+            UpgradeStage::Proved => return Ok(self.find_present(image).await),
+            UpgradeStage::WentBack(reason) => bail!(reason),
         }
         context.verification = Some(upgrades.check_upgradable(upgrade)?);
         // What is present may not have been verified by the key of this machine.
