@@ -123,13 +123,8 @@ impl Ledger {
             .create(&tasks)
             .map_err(io_error("create the directory", &tasks))?;
         let path = state_dir.join(LOCK);
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(io_error("open the lock", &path))?;
+        let opened = open_lock(&path, |options, path| options.open(path));
+        let lock = opened.map_err(io_error("open the lock", &path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self { tasks, _lock: lock }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(LedgerError::InUse(state_dir.to_owned())),
@@ -216,6 +211,23 @@ impl RecordStore for Ledger {
             Err(error) => Err(io_error("remove", &path)(error)),
         }
     }
+}
+
+/// Opens the lock, and creates it if it's missing. An existing one on a read-only file system is only read, which suffices to
+/// lock it: the agent then connects, and refuses tasks with that reason.
+///
+/// # Errors
+/// That of opening it to write.
+fn open_lock(path: &Path, open: impl Fn(&OpenOptions, &Path) -> io::Result<File>) -> io::Result<File> {
+    let error = match open(OpenOptions::new().create(true).truncate(false).write(true).mode(0o600), path) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => error,
+        opened => return opened,
+    };
+    let lock = open(OpenOptions::new().read(true), path);
+    if lock.is_ok() {
+        warn!(file = %path.display(), %error, "the state directory can't be written; the agent refuses tasks until it can");
+    }
+    lock.map_err(|_| error)
 }
 
 /// Reason why a file has no usable record.

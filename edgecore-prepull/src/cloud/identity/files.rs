@@ -183,7 +183,7 @@ impl StateDir {
             let reason = "it is not the key of client.crt";
             let key = self.read_key(NEW_KEY, &facts)?.ok_or(IdentityError::Malformed { path, reason })?;
             // The power was cut after the certificate had been written and before its key was in place.
-            self.promote_key()?;
+            or_read_only(self.promote_key())?;
             key
         };
         Ok(Pki { cas, certificate, key, facts })
@@ -278,6 +278,19 @@ impl StateDir {
         fs::rename(self.in_pki(NEW_KEY), &path)
             .and_then(|()| sync_dir(&path))
             .map_err(|source| IdentityError::for_file("rename the new key to", &path, source))
+    }
+}
+
+/// Lets a write fail on a read-only file system: the next start tries again.
+fn or_read_only(written: Result<(), IdentityError>) -> Result<(), IdentityError> {
+    match written {
+        Err(IdentityError::File { path, source, .. })
+            if source.kind() == io::ErrorKind::ReadOnlyFilesystem =>
+        {
+            tracing::warn!(file = %path.display(), error = %source, "the new key is used from where it is");
+            Ok(())
+        }
+        written => written,
     }
 }
 

@@ -70,6 +70,26 @@ fn a_second_agent_is_locked_out() {
 }
 
 #[test]
+fn a_lock_on_a_read_only_disk_still_locks() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join(LOCK);
+    // Refuses to open a file for writing, as a read-only file system does.
+    let refusing = |kind: io::ErrorKind| {
+        move |options: &OpenOptions, path: &Path| {
+            if format!("{options:?}").contains("write: true") { Err(kind.into()) } else { options.open(path) }
+        }
+    };
+    let read_only = io::ErrorKind::ReadOnlyFilesystem;
+    assert_eq!(open_lock(&path, refusing(read_only)).unwrap_err().kind(), read_only, "there's no lock");
+    drop(Ledger::open(dir.path()).unwrap());
+    let lock = open_lock(&path, refusing(read_only)).unwrap();
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert!(matches!(Ledger::open(dir.path()), Err(LedgerError::InUse(_))));
+    let full = io::ErrorKind::StorageFull;
+    assert_eq!(open_lock(&path, refusing(full)).unwrap_err().kind(), full);
+}
+
+#[test]
 fn unusable_files_are_set_aside() {
     let dir = TempDir::new().unwrap();
     let mut ledger = Ledger::open(dir.path()).unwrap();

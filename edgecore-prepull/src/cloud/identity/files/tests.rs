@@ -107,3 +107,13 @@ fn a_foreign_file_is_named() {
     assert!(error.to_string().contains("client.crt: it is not a PEM block CERTIFICATE"), "{error}");
     assert_eq!(state.dir.joined_as().unwrap(), None, "joining again is the remedy, so it must be possible");
 }
+
+#[test]
+fn a_new_key_is_used_on_a_read_only_disk() {
+    let failed = |kind: io::ErrorKind| {
+        or_read_only(Err(IdentityError::for_file("rename to", Path::new("client.key"), kind.into())))
+    };
+    assert!(or_read_only(Ok(())).is_ok());
+    assert!(failed(io::ErrorKind::ReadOnlyFilesystem).is_ok());
+    assert!(failed(io::ErrorKind::StorageFull).is_err());
+}
