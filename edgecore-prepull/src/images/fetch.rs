@@ -40,6 +40,7 @@ mod stop;
 mod unpacked;
 mod unreachable;
 mod unused;
+mod whole;
 mod yielding;
 
 use std::convert::Infallible;
@@ -449,3 +450,6 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.read_version().await
     }
 }
+
+#[cfg(test)]
+mod tests;

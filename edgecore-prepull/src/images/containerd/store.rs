@@ -137,6 +137,16 @@ impl ContentStore {
         self.answer_or_none(answer).is_some()
     }
 
+    /// The same, or the error of a runtime that doesn't answer.
+    pub(crate) async fn find_blob(&self, digest: &str) -> Result<bool, Status> {
+        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
+        match answer {
+            Ok(_) => Ok(true),
+            Err(status) if status.code() == Code::NotFound => Ok(false),
+            Err(status) => Err(status),
+        }
+    }
+
     /// Finds the manifest among these blobs. If there are several, takes the newest: a tag may have moved since an
     /// earlier attempt. `Some(None)` if there is none, and `None` without an answer.
     pub(crate) async fn find_manifest(&self, digests: &[String]) -> Option<Option<String>> {

@@ -70,7 +70,7 @@ impl<P: Puller> Fetching<P> {
                 }
             }
         }
-        self.finish_by_runtime(request, reference, image).await
+        self.finish_by_runtime(request, reference, image, &download.facts.snapshotter).await
     }
 
     /// Records an image that is unpacked and on disk. `false` if the runtime doesn't know it afterwards.
@@ -114,12 +114,14 @@ impl<P: Puller> Fetching<P> {
     /// another image by itself if the tag has moved. So we pull by digest, and write the record of the tag here. The
     /// runtime resolves a digest as well, so an unreachable registry fails the attempt; the lease keeps everything for
     /// the next one.
-    async fn finish_by_runtime(
+    pub(super) async fn finish_by_runtime(
         &self,
         request: PullRequest<'_>,
         reference: &NormalizedReference,
         image: &ImageParts,
+        snapshotter: &str,
     ) -> Result<Pulled, FetchStop> {
+        self.fetcher.check_whole(request.reference, image, snapshotter).await?;
         let by_digest = format!("{}@{}", reference.name(), image.target.digest);
         let has_digest = reference.digest().is_some();
         let reference = if has_digest { request.reference } else { &by_digest };

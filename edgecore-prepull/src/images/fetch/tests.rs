@@ -1,0 +1,108 @@
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::task::{Context, Poll};
+
+use prepull_api::image::NormalizedReference;
+use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
+use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, ResolvedReference};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+
+use super::*;
+use crate::images::puller::fake::{Act, Fake};
+use crate::images::runtime::fake::accept;
+
+/// A content store that has all blobs, or none.
+#[derive(Clone)]
+struct FakeStore {
+    has_all: bool,
+}
+
+impl NamedService for FakeStore {
+    const NAME: &'static str = "containerd.services.content.v1.Content";
+}
+
+impl<B> Service<http::Request<B>> for FakeStore {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<B>) -> Self::Future {
+        if !self.has_all {
+            return ready(Ok(Status::not_found("content").into_http()));
+        }
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        // The header of a gRPC message without fields.
+        let frames = [hyper::body::Frame::data(vec![0; 5].into()), hyper::body::Frame::trailers(trailers)];
+        let body = http_body_util::StreamBody::new(futures::stream::iter(frames.map(Ok::<_, Infallible>)));
+        let response = http::Response::builder().header("content-type", "application/grpc");
+        ready(Ok(response.body(Body::new(body)).unwrap()))
+    }
+}
+
+fn fetching(socket: &std::path::Path) -> Fetching<Fake> {
+    let endpoint = format!("unix://{}", socket.display()).parse().unwrap();
+    let containerd = CriPuller::new(endpoint).containerd();
+    Fetching::new(Fake::default(), containerd, FetchSettings::default())
+}
+
+fn digest(number: usize) -> String {
+    format!("sha256:{number:064x}")
+}
+
+fn reference() -> NormalizedReference {
+    Reference::parse(&format!("r.example/app@{}", digest(0))).unwrap().normalized()
+}
+
+/// Reads an image with this many layers, from a manifest that was fetched before.
+async fn read_image(store: &ContentStore, layers: usize) -> Result<ImageParts, FetchStop> {
+    let descriptor = |digest| Descriptor { digest, size: 1, ..Descriptor::default() };
+    let layers: Vec<_> = (2..layers + 2).map(|number| descriptor(digest(number))).collect();
+    let manifest = serde_json::json!({ "config": descriptor(digest(1)), "layers": layers });
+    let manifest = Some(manifest.to_string().into_bytes());
+    let descriptor = Descriptor { media_type: OCI_MANIFEST.to_owned(), ..descriptor(digest(0)) };
+    let hosts = HostsFiles { dirs: Vec::new(), ignores_server_alone: false };
+    let (user_agent, proxies) = (String::new(), Proxies::from_env());
+    let client = RegistryClient::new(ClientSettings { hosts, user_agent, proxies, time: None });
+    let repository = client.repository(&reference(), None).unwrap();
+    ImageParts::read(store, &repository, ResolvedReference { descriptor, manifest }).await
+}
+
+#[tokio::test]
+async fn the_runtime_downloads_no_blob_that_is_gone() {
+    for has_all in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("containerd.sock");
+        let server = tonic::transport::Server::builder().add_service(FakeStore { has_all });
+        let connections = accept(&socket);
+        let _server = AbortOnDropHandle::new(tokio::spawn(async {
+            server.serve_with_incoming(connections).await.unwrap();
+        }));
+        let (fetching, reference) = (fetching(&socket), reference());
+        let name = reference.to_string();
+        fetching.inner.script(&name, [Act::Take(0)]);
+        let image = read_image(&fetching.fetcher.store, 2).await.unwrap();
+        let request = PullRequest::new(&name);
+        let finished = fetching.finish_by_runtime(request, &reference, &image, "overlayfs").await;
+        let expected = if has_all { vec![name.clone()] } else { Vec::new() };
+        assert_eq!(fetching.inner.pulls(), expected, "{finished:?}");
+        match finished {
+            Ok(_) => assert!(has_all),
+            Err(FetchStop::Failed(error)) => {
+                assert!(!has_all && error.class == ErrorClass::Transient, "{error}");
+                assert!(error.message.starts_with(&format!("a part of {name} is gone")), "{error}");
+            }
+            Err(stop) => panic!("{stop:?}"),
+        }
+    }
+}
