@@ -51,8 +51,8 @@ pub const WORTHWHILE: u64 = 1 << 20;
 /// Most manifests of deltas to read for an image. A publisher makes deltas from the last few versions, and a node has one or
 /// two of them.
 pub const MAX_OFFERS: usize = 4;
-/// Most layers. containerd's overlay mounts at most 500, and signatures may follow.
-const MAX_LAYERS: usize = 1024;
+/// Most layers of a delta, and of an image. containerd's overlay mounts at most 500, and signatures may follow.
+pub const MAX_LAYERS: usize = 1024;
 
 /// Largest blob, and largest tar. No layer of an image comes near to it, and sums of sizes don't overflow.
 const MAX_SIZE: u64 = 1 << 40;

@@ -2,11 +2,13 @@
 
 use std::collections::HashSet;
 
+use prepull_delta::manifest::MAX_LAYERS;
 use prepull_registry::manifest::{Descriptor, Index, Manifest, Platform};
 use prepull_registry::{Chosen, Contents, Repository, ResolvedReference};
 
 use super::stop::FetchStop;
 use crate::images::containerd::{BlobKind, BlobToWrite, ContentStore, Labels, of_index, of_manifest};
+use crate::images::puller::{ErrorClass, PullError};
 
 /// An index or a manifest.
 #[derive(Debug)]
@@ -38,6 +40,9 @@ impl ImageParts {
     }
 
     /// Reads the documents that lead to the layers, from the content store if possible and else from the registry.
+    ///
+    /// # Errors
+    /// A document can't be read, or is invalid; or the image has more than [`MAX_LAYERS`] layers.
     pub(super) async fn read(
         store: &ContentStore,
         repository: &Repository,
@@ -47,6 +52,11 @@ impl ImageParts {
         let chosen = repository.choose(resolved, &Platform::of_this_machine(), store).await?;
         let Chosen { indexes, manifest: (descriptor, content) } = chosen;
         let manifest = Manifest::parse(&content)?;
+        let count = manifest.layers.len();
+        if count > MAX_LAYERS {
+            let message = format!("{} has {count} layers, of at most {MAX_LAYERS}", repository.reference());
+            return Err(PullError::new(ErrorClass::Permanent, message).into());
+        }
         let digests = |descriptors: &[Descriptor]| -> Vec<String> {
             descriptors.iter().map(|descriptor| descriptor.digest.clone()).collect()
         };

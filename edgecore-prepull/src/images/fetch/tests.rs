@@ -5,6 +5,7 @@ use std::future::{Ready, ready};
 use std::task::{Context, Poll};
 
 use prepull_api::image::NormalizedReference;
+use prepull_delta::manifest::MAX_LAYERS;
 use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
 use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, ResolvedReference};
 use tokio_util::task::AbortOnDropHandle;
@@ -105,4 +106,17 @@ async fn the_runtime_downloads_no_blob_that_is_gone() {
             Err(stop) => panic!("{stop:?}"),
         }
     }
+}
+
+#[tokio::test]
+async fn images_of_too_many_layers_are_refused() {
+    let fetching = fetching(std::path::Path::new("/nonexistent/containerd.sock"));
+    let store = &fetching.fetcher.store;
+    let most = read_image(store, MAX_LAYERS).await.unwrap();
+    assert_eq!(most.stacked_layers().count(), 1024);
+    let Err(FetchStop::Failed(error)) = read_image(store, MAX_LAYERS + 1).await else {
+        panic!("it isn't refused");
+    };
+    assert_eq!((error.class, error.code), (ErrorClass::Permanent, FailureCode::InvalidImage));
+    assert_eq!(error.message, format!("{} has 1025 layers, of at most 1024", reference()));
 }
