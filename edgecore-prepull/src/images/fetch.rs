@@ -159,9 +159,11 @@ impl<P: Puller> Fetching<P> {
         self
     }
 
-    /// Checks the certificates of registries at the time of this clock.
+    /// Checks the certificates of registries at the time of this clock, and has leases outlive the moment at which the machine's
+    /// own clock is set to it.
     #[must_use]
     pub(crate) fn with_clock(mut self, clock: Arc<CloudClock>) -> Self {
+        self.fetcher.leases.follow_clock(clock.clone());
         self.fetcher.clock = clock;
         self
     }

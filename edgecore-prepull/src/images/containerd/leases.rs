@@ -11,13 +11,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::{
-    AddResourceRequest, CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, Resource,
+    AddResourceRequest, CreateRequest, DeleteRequest, Lease, ListRequest, ListResourcesRequest, Resource,
 };
 use tokio::time::{sleep, timeout};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -26,6 +26,7 @@ use tonic::{Code, Status};
 
 use super::namespace::namespaced;
 use super::unpack::is_extraction;
+use crate::clock::CloudClock;
 
 /// Name of an empty lease. Deleting it triggers containerd's garbage collection.
 const BROOM: &str = "broom";
@@ -43,6 +44,8 @@ const CLOSING: Duration = Duration::from_secs(2);
 /// Most foreign leases that we look at: the runtime has one for each of its pulls.
 const MAX_OTHERS: usize = 32;
 
+/// The label of a lease with the time at which containerd removes it, by its machine's clock.
+const EXPIRE: &str = "containerd.io/gc.expire";
 /// Prefix of the type of a snapshot in a lease. The name of its snapshotter follows.
 const SNAPSHOTS: &str = "snapshots/";
 /// The type of a blob in a lease.
@@ -66,9 +69,9 @@ impl Owner {
         }
     }
 
-    /// Lifetime of a lease. It can't be extended, and if it ends during a pull, the fetched content is lost. It must
-    /// therefore outlast a jump of the clock: a machine without a battery for its clock boots with the time at which it
-    /// was switched off, pulls, and then jumps forward by the time it was off.
+    /// Lifetime of a lease. It can't be extended, and if it ends during a pull, the fetched content is lost. Where the cloud's
+    /// time isn't known, it must outlast a jump of the clock: a machine without a battery for its clock boots with the time at
+    /// which it was switched off, pulls, and then jumps forward by the time it was off.
     fn lifetime(self) -> Duration {
         match self {
             Self::Agent => DAY * 30,
@@ -84,6 +87,8 @@ pub(crate) struct Leases {
     owner: Owner,
     /// Set once the runtime has answered that it doesn't support leases.
     unsupported: AtomicBool,
+    /// The cloud's time, for an agent.
+    clock: OnceLock<Arc<CloudClock>>,
 }
 
 /// A blob as a resource of a lease.
@@ -98,7 +103,23 @@ pub(crate) fn of_snapshot(snapshotter: &str, name: &str) -> Resource {
 
 impl Leases {
     pub(crate) fn new(channel: Channel, owner: Owner) -> Self {
-        Self { client: LeasesClient::new(channel), owner, unsupported: AtomicBool::new(false) }
+        let (unsupported, clock) = (AtomicBool::new(false), OnceLock::new());
+        Self { client: LeasesClient::new(channel), owner, unsupported, clock }
+    }
+
+    /// Has leases outlive the moment at which this machine's clock is set to the time of this one. Only the first call counts.
+    pub(crate) fn follow_clock(&self, clock: Arc<CloudClock>) {
+        let _ = self.clock.set(clock);
+    }
+
+    /// The later one of this machine's time and the cloud's.
+    fn latest_time(&self, machine: SystemTime) -> SystemTime {
+        self.clock.get().map_or(machine, |clock| machine.max(UNIX_EPOCH + clock.now()))
+    }
+
+    /// The end of a lease that is created now.
+    pub(crate) fn end_after(&self, lifetime: Duration, machine: SystemTime) -> SystemTime {
+        self.latest_time(machine) + lifetime
     }
 
     /// Creates the lease of the reference, unless an earlier attempt has done so, and returns the value for
@@ -162,10 +183,10 @@ impl Leases {
         };
         let wanted: HashSet<String> =
             wanted.iter().map(|reference| lease_id(self.owner, reference)).collect();
-        let now = SystemTime::now();
+        let now = self.latest_time(SystemTime::now());
         let (mut left, mut deleted) = (false, false);
         for lease in leases.into_iter().filter(|lease| lease.id.starts_with(self.owner.id_prefix())) {
-            let created = lease.created_at.and_then(|at| SystemTime::try_from(at).ok());
+            let created = creation_time(&lease, self.owner.lifetime());
             if !wanted.contains(&lease.id) && is_as_old(created, least_age, now) {
                 self.delete(lease.id, true).await;
                 deleted = true;
@@ -237,8 +258,8 @@ impl Leases {
         if self.unsupported.load(Ordering::Relaxed) {
             return false;
         }
-        let expire = humantime::format_rfc3339_seconds(SystemTime::now() + lifetime).to_string();
-        let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expire)]);
+        let end = self.end_after(lifetime, SystemTime::now());
+        let labels = HashMap::from([(EXPIRE.to_owned(), humantime::format_rfc3339_seconds(end).to_string())]);
         let request = namespaced(CreateRequest { id: id.to_owned(), labels });
         match timeout(PATIENCE, self.client.clone().create(request)).await {
             Ok(Ok(_)) => true,
@@ -283,6 +304,14 @@ impl Leases {
     }
 }
 
+/// When a lease with this lifetime was created: by its expiry, which follows the cloud's time, if that's later than by the
+/// machine's clock.
+fn creation_time(lease: &Lease, lifetime: Duration) -> Option<SystemTime> {
+    let by_machine = lease.created_at.and_then(|at| SystemTime::try_from(at).ok());
+    let expires = lease.labels.get(EXPIRE).and_then(|text| humantime::parse_rfc3339(text).ok());
+    by_machine.max(expires.and_then(|end| end.checked_sub(lifetime)))
+}
+
 /// Whether a lease with this creation time is at least this old. One without a time counts as old. Every one is at least zero
 /// old, also where the clock was set back.
 fn is_as_old(created: Option<SystemTime>, least_age: Duration, now: SystemTime) -> bool {
@@ -312,6 +341,19 @@ mod tests {
         for by_hand in of(Owner::Person) {
             assert!(!by_hand.starts_with(Owner::Agent.id_prefix()), "an agent beside must not delete it");
         }
+    }
+
+    #[test]
+    fn the_age_follows_the_clouds_time() {
+        let cloud = UNIX_EPOCH + DAY * 20_000;
+        let made_at = |machine: SystemTime, end: SystemTime| {
+            let labels = HashMap::from([(EXPIRE.to_owned(), humantime::format_rfc3339(end).to_string())]);
+            creation_time(&Lease { created_at: Some(machine.into()), labels, ..Lease::default() }, DAY * 30)
+        };
+        assert_eq!(made_at(UNIX_EPOCH + DAY, cloud + DAY * 30), Some(cloud), "the clock wasn't set");
+        assert_eq!(made_at(cloud, cloud + DAY * 30), Some(cloud));
+        assert_eq!(made_at(cloud, cloud + SHARED), Some(cloud), "for neighbours");
+        assert_eq!(creation_time(&Lease::default(), DAY), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::task::{Context, Poll};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prepull_api::image::NormalizedReference;
 use prepull_delta::manifest::MAX_LAYERS;
@@ -119,4 +120,17 @@ async fn images_of_too_many_layers_are_refused() {
     };
     assert_eq!((error.class, error.code), (ErrorClass::Permanent, FailureCode::InvalidImage));
     assert_eq!(error.message, format!("{} has 1025 layers, of at most 1024", reference()));
+}
+
+#[tokio::test]
+async fn leases_end_by_the_later_clock() {
+    let hour = Duration::from_secs(3600);
+    let cloud = UNIX_EPOCH + hour * 24 * 365 * 60;
+    let clock = Arc::new(CloudClock::default());
+    let fetching = fetching(std::path::Path::new("/nonexistent/containerd.sock")).with_clock(clock.clone());
+    let end = |machine: SystemTime| fetching.fetcher.leases.end_after(hour, machine);
+    clock.set(cloud.duration_since(UNIX_EPOCH).unwrap());
+    assert!(end(UNIX_EPOCH) >= cloud + hour, "a clock that isn't set");
+    assert!(end(UNIX_EPOCH) < cloud + hour * 2);
+    assert_eq!(end(cloud + hour * 3), cloud + hour * 4);
 }
