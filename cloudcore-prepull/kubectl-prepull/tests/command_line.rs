@@ -72,6 +72,10 @@ fn wrong_usage_has_its_own_exit_status() {
     for (line, words) in [
         ("stauts web", ["unrecognized subcommand", "'status'"]),
         ("status", ["not provided", "<JOB>"]),
+        ("from", ["not provided", "<TYPE/NAME|--filename <FILE>>"]),
+        ("from deployment/web -f web.yaml", ["cannot be used with", "--filename <FILE>"]),
+        ("plan", ["not provided", "<JOB|--filename <FILE>>"]),
+        ("plan web -f job.yaml", ["cannot be used with", "--filename <FILE>"]),
         ("status web -o xml", ["--output", "json, yaml, name, wide"]),
     ] {
         assert_error(line, &[], 2, &words);

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 
 use anyhow::{Context, anyhow, bail};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
 use kube::ResourceExt;
@@ -31,7 +31,7 @@ const EXAMPLES: usize = 3;
 
 /// The arguments of `from`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(group = ArgGroup::new("source").args(["workload", "filename"]).required(true), after_help = "\
 The images of all containers, of image volumes too, become a job for the edge nodes on which the pods may run: by nodeName,
 nodeSelector, required node affinity and tolerations; --selector and --node name others in their place. What a container pulls Always, the job pulls Always too. The pull secrets of the pods, or else of their ServiceAccount, serve
 the registries of the images; their owner has to allow it. Which registry a secret is for stands in it, and it is not read:
@@ -46,7 +46,7 @@ Examples:
   kubectl prepull from -f app.yaml --registry-secret harbor.example=shop/harbor --dry-run")]
 pub(crate) struct FromArgs {
     /// The workload: deployment/web, cronjob/report, …
-    #[arg(value_name = "TYPE/NAME", required_unless_present = "filename", conflicts_with = "filename")]
+    #[arg(value_name = "TYPE/NAME")]
     workload: Option<String>,
     /// File with the workloads, or - for standard input.
     #[arg(short, long, value_name = "FILE")]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use prepull_plan::{ConsentArgs, PlanRequest, SecretSource, SiteArgs, SizeArgs, list_nodes, read_job};
 
 use crate::cluster::Cluster;
@@ -12,7 +12,7 @@ use crate::session::{CommandOutcome, Session};
 
 /// The arguments of `plan`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(group = ArgGroup::new("source").args(["job", "filename"]).required(true), after_help = "\
 Nothing is applied. The images, secrets and nodes are chosen by the rules of cloudcore-prepull. Secrets are read with your own
 rights, and never shown; of those that you may not read, nothing is checked. --sizes asks the registries from this machine,
 with the credentials that the nodes would get.
@@ -25,10 +25,10 @@ Examples:
 Exit status: 0; 1 if the job would be refused, or if an image has no credentials in secrets that you may read.")]
 pub(crate) struct PlanCommandArgs {
     /// A job of the cluster.
-    #[arg(value_name = "JOB", required_unless_present = "filename")]
+    #[arg(value_name = "JOB")]
     job: Option<String>,
     /// A file with a job, in its place; - for the standard input.
-    #[arg(short, long, value_name = "FILE", conflicts_with = "job")]
+    #[arg(short, long, value_name = "FILE")]
     filename: Option<PathBuf>,
     /// A file with Secrets, to check the credentials by [default: those of the cluster that you may read].
     #[arg(long, value_name = "FILE")]
