@@ -23,7 +23,8 @@ use judge::{CheckReport, judge_facts};
 #[command(after_help = "\
 Goes through what pulling ahead needs: the definitions, your rights, the leader and the way to it, other controllers that serve
 the same kinds, and the edges. ✓ is as it should be, ✗ is wrong, with the remedy below it, ! could not be looked at or is
-for you to judge. The ClusterRole prepull-checker has all the rights for it; without one of them its point is a !.
+for you to judge. Without a right its point is a !. The ClusterRole and the Role prepull-checker have what it reads beyond the
+ClusterRole prepull-viewer: manifests/kubectl-prepull/checker.yaml. Bind all three.
 
 Examples:
   kubectl prepull check
