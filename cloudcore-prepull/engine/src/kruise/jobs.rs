@@ -346,7 +346,8 @@ impl KruiseJobs {
     fn run(&mut self, uid: &JobUid, object: KruiseJobObject<ImagePullJob>, fx: &mut Effects<'_>) {
         let group = kind::slot_group_of(&object);
         let job = self.registry.running.entry(uid.clone()).or_insert_with(|| RunningPullJob::new(&object));
-        if object.is_ok() && job.group != group {
+        // One that can't be read holds no slot, and is in the group of its list again once it can be read.
+        if job.group != group {
             let old = std::mem::replace(&mut job.group, group);
             self.registry.agenda.mark(uid);
             self.leave_group(uid, &old);

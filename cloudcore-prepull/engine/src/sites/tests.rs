@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod carriers;
+mod leases;
 mod liars;
 mod model;
 mod neighbours;
@@ -102,6 +103,14 @@ impl Story {
         self.say(node, &[(of, 10 * MIB, BlobState::Wanted, 0)]);
     }
 
+    fn carry(&mut self, node: &str, of: &str, done: u64) {
+        self.say(node, &[(of, 10 * MIB, BlobState::Carrying, done)]);
+    }
+
+    fn fetch(&mut self, node: &str, of: &str, done: u64) {
+        self.say(node, &[(of, 10 * MIB, BlobState::Fetching, done)]);
+    }
+
     fn have(&mut self, node: &str, of: &str) {
         self.say(node, &[(of, 10 * MIB, BlobState::Here, 0)]);
     }
@@ -118,6 +127,39 @@ impl Story {
         let news =
             Blobs { task: task(), blobs: Vec::new(), failures: vec![failure], reads_streams: self.streams };
         self.sites.note_blobs(&node.into(), &self.shared(), news, self.now);
+    }
+
+    fn id(&self, node: &str) -> NodeId {
+        self.sites.nodes.id(&node.into()).unwrap()
+    }
+
+    /// The node gets no lease that another node can have, for an hour from the beginning.
+    fn bar(&mut self, node: &str) {
+        let id = self.id(node);
+        self.sites.nodes[id].trust.no_lease_until = HOUR;
+    }
+
+    /// The fastest uplink seen at the site, in bytes a second.
+    fn fastest(&self) -> u64 {
+        self.sites.by_name["factory"].fastest.0
+    }
+
+    /// The kinds of the events since the last call.
+    fn events(&mut self) -> Vec<SiteEventKind> {
+        self.sites.take_events().into_iter().map(|event| event.kind).collect()
+    }
+
+    /// The number of looks within some seconds.
+    fn count_looks(&mut self, seconds: u64) -> usize {
+        let end = self.now.saturating_add(Duration::from_secs(seconds)).unwrap();
+        let mut looks = 0;
+        while let Some(at) = self.sites.next_wakeup().filter(|at| *at <= end) {
+            self.now = at;
+            self.sites.flush(at);
+            looks += 1;
+        }
+        self.now = end;
+        looks
     }
 
     /// What is said within a second, as `node digest: word`.

@@ -530,6 +530,10 @@ fn an_upgrade_is_read_or_refused_by_field() {
     assert_eq!(all, Upgrade { within: Duration::from_secs(90), packaged: true });
     for (template, field) in [
         (json!({"images": ["a:1", "b:1"], "upgrade": {}}), "images: an upgrade takes exactly one"),
+        (
+            json!({"images": ["a:1", "b:1"], "imageSources": [{"repository": "c"}], "upgrade": {}}),
+            "images: an upgrade takes exactly one",
+        ),
         (json!({"images": [], "upgrade": {}, "remove": {"images": ["a:1"]}}), "images: an upgrade takes"),
         (with(json!({"within": "soon"})), "upgrade.within: "),
         (with(json!({"within": "9s"})), "upgrade.within: must be from 10s"),

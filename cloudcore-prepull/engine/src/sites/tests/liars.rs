@@ -100,8 +100,7 @@ fn a_lease_that_no_reader_confirms_ends() {
 #[test]
 fn a_node_without_leases_gives_way() {
     let mut story = Story::of_streaming(&["a", "b"]);
-    let barred = story.sites.nodes.id(&"b".into()).unwrap();
-    story.sites.nodes[barred].trust.no_lease_until = HOUR;
+    story.bar("b");
     story.want("b", "1");
     assert_eq!(story.hear_in(2), ["b 1: carry"], "no other node wants it");
     story.want("a", "1");

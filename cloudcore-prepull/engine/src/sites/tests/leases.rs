@@ -1,0 +1,188 @@
+//! How leases are measured, and when they end or change hands.
+
+use super::*;
+
+/// Two nodes that stream: one carries the blob, and the other one reads it.
+fn pair() -> Story {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: a"]);
+    story
+}
+
+#[test]
+fn a_lease_is_measured_over_a_minute() {
+    let mut story = pair();
+    for second in 1..59 {
+        story.fetch("b", "1", second);
+        assert_eq!(story.hear(), [""; 0], "after {second} s");
+    }
+    assert_eq!(story.fastest(), 0);
+    story.hear_in(2);
+    story.fetch("b", "1", 1000);
+    assert_eq!(story.fastest(), 1000 / 61);
+    assert!(story.hear().contains(&"b 1: carry".to_owned()), "it would take days");
+}
+
+#[test]
+fn a_whole_blob_is_measured_at_once() {
+    let mut story = pair();
+    story.hear_in(10);
+    story.have("b", "1");
+    assert_eq!(story.fastest(), MIB);
+    let mut story = Story::of_streaming(&["a", "b"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    story.sites.flush(story.now + Duration::from_secs(1));
+    story.now += Duration::from_millis(1999);
+    story.have("b", "1");
+    assert_eq!(story.fastest(), 0, "within a second there's too little to measure");
+}
+
+/// Node a loses the lease of the blob by its silence, and b shows that the link works.
+fn lose(story: &mut Story, of: &str) {
+    story.want("a", of);
+    assert_eq!(story.hear_in(2), [format!("a {of}: carry")]);
+    story.want("b", of);
+    story.hear_in(90);
+    story.carry("b", of, MIB);
+    story.fetch("a", of, MIB);
+    story.have("b", of);
+    story.have("a", of);
+}
+
+#[test]
+fn two_leases_lost_within_an_hour_end_them() {
+    for (seconds, events) in [
+        (3400, &[SiteEventKind::LeaseLost, SiteEventKind::CarriesNothing][..]),
+        (3600, &[SiteEventKind::LeaseLost]),
+    ] {
+        let mut story = Story::of_streaming(&["a", "b"]);
+        story.hear_in(10);
+        lose(&mut story, "1");
+        assert_eq!(story.events(), [SiteEventKind::LeaseLost]);
+        story.hear_in(seconds);
+        lose(&mut story, "2");
+        assert_eq!(story.events(), events, "after {seconds} s");
+    }
+}
+
+#[test]
+fn an_old_lease_changes_hands_for_waiting_nodes() {
+    let mut story = Story::of_streaming(&["a", "b", "c"]);
+    // Else the slow lease would be b's after a minute.
+    story.bar("b");
+    story.hear_in(30);
+    story.want("a", "1");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: a"]);
+    // It has more than they have, so it can't read from them.
+    story.say("c", &[("1", 10 * MIB, BlobState::Wanted, MIB)]);
+    let mut heard = Vec::new();
+    for ten in 1..36 {
+        story.carry("a", "1", ten * 1000);
+        story.fetch("b", "1", ten * 1000);
+        heard.extend(story.hear_in(10));
+        if ten < 29 {
+            assert!(heard.iter().all(|line| line == "c 1: wait"), "{heard:?}");
+        }
+    }
+    assert!(heard.contains(&"c 1: carry".to_owned()), "{heard:?}");
+    assert_eq!(story.events(), [], "without blame");
+}
+
+#[test]
+fn the_fullest_of_many_nodes_carries() {
+    for fuller_first in [false, true] {
+        let names: Vec<String> = (0..200).map(|node| format!("n{node}")).collect();
+        let mut story = Story::of(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        names.iter().for_each(|node| story.want(node, "1"));
+        let mut full = [("n150", 5), ("n160", 9)];
+        if fuller_first {
+            full.reverse();
+        }
+        for (node, done) in full {
+            story.say(node, &[("1", 10 * MIB, BlobState::Wanted, done * MIB)]);
+        }
+        let heard = story.hear();
+        assert!(heard.contains(&"n160 1: carry".to_owned()), "{heard:?}");
+    }
+}
+
+#[test]
+fn an_unconfirmed_lease_lasts_by_the_uplink() {
+    let mut story = pair();
+    story.hear_in(10);
+    story.have("b", "1");
+    story.have("a", "1");
+    assert_eq!(story.fastest(), MIB);
+    // An agent that reads no streams can't confirm the next one.
+    story.streams = false;
+    let mut blob = ("2", 100 * MIB, BlobState::Wanted, 0);
+    story.say("a", &[blob]);
+    assert_eq!(story.hear_in(2), ["a 2: carry"]);
+    story.say("b", &[blob]);
+    blob.2 = BlobState::Carrying;
+    let start = story.now;
+    loop {
+        blob.3 += 1;
+        story.say("a", &[blob]);
+        let took = story.now.duration_since(start).as_secs();
+        if story.hear_in(30).contains(&"b 2: carry".to_owned()) {
+            // A quarter of the uplink, divided by six leases.
+            return assert!((2370..2430).contains(&took), "{took} s");
+        }
+        assert!(took < 3600, "its own reports prolong it");
+    }
+}
+
+#[test]
+fn lone_leases_give_way_to_several_nodes() {
+    let mut story = Story::of(&["a", "b", "c", "d"]);
+    for (node, of) in [("a", 10..13), ("b", 20..23)] {
+        of.for_each(|of| story.want(node, &of.to_string()));
+    }
+    assert_eq!(story.hear().len(), 6);
+    story.want("c", "3");
+    assert!(
+        story.hear_in(120).iter().all(|line| line == "c 3: wait"),
+        "one node is no more than another one"
+    );
+    story.want("d", "3");
+    let heard = story.hear_in(5);
+    assert!(heard.iter().any(|line| line.ends_with(" 3: carry")), "{heard:?}");
+    assert_eq!(story.events(), [], "without blame");
+}
+
+#[test]
+fn a_lease_with_progress_needs_few_looks() {
+    let mut story = pair();
+    let mut looks = 0;
+    for done in 1..8 {
+        story.carry("a", "1", done * MIB);
+        story.fetch("b", "1", done * MIB);
+        looks += story.count_looks(30);
+    }
+    assert!(looks < 20, "{looks}");
+}
+
+#[test]
+fn a_whole_copy_is_read_at_some_speed() {
+    for (size, least) in [(10, 64), (64, 128)] {
+        for (less, is_left) in [(0, false), (1, true)] {
+            let mut story = Story::of(&["a", "b"]);
+            let blob = |state, done| [("1", size * MIB, state, done)];
+            story.has_succeeded = true;
+            story.say("a", &blob(BlobState::Here, 0));
+            story.say("b", &blob(BlobState::Wanted, 0));
+            assert_eq!(story.hear(), ["b 1: a"]);
+            let mut heard = Vec::new();
+            for times in 1..5 {
+                story.say("b", &blob(BlobState::Fetching, times * (least * 1024 - less)));
+                heard.extend(story.hear_in(50));
+            }
+            assert_eq!(!heard.is_empty(), is_left, "{size} MiB, {less} too few a minute: {heard:?}");
+        }
+    }
+}
