@@ -5,6 +5,7 @@ mod leases;
 mod liars;
 mod model;
 mod neighbours;
+mod reports;
 
 use std::time::Duration;
 

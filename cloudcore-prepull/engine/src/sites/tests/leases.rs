@@ -90,6 +90,17 @@ fn an_old_lease_changes_hands_for_waiting_nodes() {
     }
     assert!(heard.contains(&"c 1: carry".to_owned()), "{heard:?}");
     assert_eq!(story.events(), [], "without blame");
+    // Node a had its turn, and the others must not carry.
+    story.gather(&["d"]);
+    story.bar("d");
+    story.say("d", &[("1", 10 * MIB, BlobState::Wanted, 2 * MIB)]);
+    story.hear();
+    for ten in 1..50 {
+        story.carry("c", "1", MIB + ten * 1000);
+        story.fetch("a", "1", MIB + ten * 1000);
+        let heard = story.hear_in(10);
+        assert!(!heard.iter().any(|line| line.ends_with("carry")), "{heard:?}");
+    }
 }
 
 #[test]
@@ -182,7 +193,174 @@ fn a_whole_copy_is_read_at_some_speed() {
                 story.say("b", &blob(BlobState::Fetching, times * (least * 1024 - less)));
                 heard.extend(story.hear_in(50));
             }
-            assert_eq!(!heard.is_empty(), is_left, "{size} MiB, {less} too few a minute: {heard:?}");
+            heard.dedup();
+            let expected = if is_left { &["b 1: alone: it reaches no"][..] } else { &[] };
+            assert_eq!(heard, expected, "{size} MiB, {less} too few a minute");
         }
+    }
+}
+
+#[test]
+fn all_leases_of_a_site_share_its_uplink() {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    for (node, of) in [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")] {
+        story.want(node, of);
+    }
+    assert_eq!(story.hear(), ["a 1: carry", "a 2: b", "b 1: a", "b 2: carry"]);
+    story.hear_in(10);
+    story.have("b", "1");
+    assert_eq!(story.fastest(), 2 * MIB);
+}
+
+/// The reader gets this much over a minute.
+fn be_slow(story: &mut Story, reader: &str, done: u64) {
+    story.hear_in(30);
+    story.fetch(reader, "1", done - 1);
+    story.hear_in(31);
+    story.fetch(reader, "1", done);
+}
+
+#[test]
+fn a_slow_node_is_blamed_by_a_faster_one() {
+    for (bytes, is_blamed) in [(3000, false), (6000, true)] {
+        let mut story = pair();
+        be_slow(&mut story, "b", 1000);
+        let heard = story.hear();
+        assert!(heard.contains(&"b 1: carry".to_owned()), "{heard:?}");
+        be_slow(&mut story, "a", 1000 + bytes);
+        let a = story.id("a");
+        assert_eq!(story.sites.nodes[a].trust.lost_at.is_some(), is_blamed, "{bytes} bytes in the same time");
+    }
+}
+
+#[test]
+fn the_fastest_uplink_counts_for_an_hour() {
+    for (carrier, minutes, expected) in [("a", 10, MIB / 10), ("c", 10, MIB), ("c", 70, MIB / 10)] {
+        let mut story = Story::of_streaming(&["a", "b", "c"]);
+        story.want("a", "1");
+        story.want("b", "1");
+        story.hear();
+        story.hear_in(10);
+        story.have("b", "1");
+        assert_eq!(story.fastest(), MIB);
+        story.have("a", "1");
+        story.hear_in(minutes * 60);
+        story.want(carrier, "2");
+        assert_eq!(story.hear(), [format!("{carrier} 2: carry")]);
+        story.want("b", "2");
+        story.hear_in(50);
+        story.fetch("b", "2", 1);
+        story.hear_in(50);
+        story.have("b", "2");
+        assert_eq!(story.fastest(), expected, "by {carrier} after {minutes} minutes");
+    }
+}
+
+#[test]
+fn a_lease_below_a_quarter_of_the_uplink_ends() {
+    for (part, is_slow) in [(3, false), (5, true)] {
+        let mut story = Story::of_streaming(&["a", "b", "c"]);
+        story.want("a", "1");
+        story.want("b", "1");
+        story.hear();
+        story.hear_in(10);
+        story.have("b", "1");
+        story.have("a", "1");
+        assert_eq!(story.fastest(), MIB);
+        let mut say = |node, state, done| {
+            story.say(node, &[("2", 100 * MIB, state, done)]);
+            story.hear()
+        };
+        assert_eq!(say("b", BlobState::Wanted, 0), ["b 2: carry"]);
+        assert_eq!(say("c", BlobState::Wanted, 0), ["c 2: b"]);
+        story.hear_in(30);
+        story.say("c", &[("2", 100 * MIB, BlobState::Fetching, 1)]);
+        story.hear_in(30);
+        story.say("c", &[("2", 100 * MIB, BlobState::Fetching, 61 * MIB / part)]);
+        assert_eq!(story.hear().contains(&"c 2: carry".to_owned()), is_slow, "a part of {part}");
+    }
+}
+
+#[test]
+fn a_silent_loser_is_avoided_and_a_slow_one_not() {
+    for is_slow in [false, true] {
+        let mut story = pair();
+        if is_slow {
+            be_slow(&mut story, "b", 1000);
+        }
+        let heard = story.hear_in(62);
+        assert!(heard.contains(&"b 1: carry".to_owned()), "{heard:?}");
+        story.have_proven("a", "1");
+        assert_eq!(!story.hear().is_empty(), is_slow, "b stops, and reads the whole copy");
+    }
+}
+
+#[test]
+fn a_held_up_reader_leaves_the_lease_to_end() {
+    let mut story = Story::of_streaming(&["b", "a"]);
+    story.want("a", "1");
+    story.hear();
+    story.want("b", "1");
+    story.carry("a", "1", MIB);
+    story.hear();
+    story.fetch("b", "1", MIB);
+    assert_eq!(story.hear_in(70), ["a 1: b", "b 1: carry"]);
+}
+
+#[test]
+fn a_lease_ends_a_minute_after_its_first_reader() {
+    let mut story = Story::of_streaming(&["a", "b"]);
+    story.want("a", "1");
+    assert_eq!(story.hear_in(41), ["a 1: carry"]);
+    story.want("b", "1");
+    assert_eq!(story.hear_in(58), ["b 1: a"]);
+    let heard = story.hear_in(4);
+    assert!(heard.contains(&"b 1: carry".to_owned()), "{heard:?}");
+}
+
+#[test]
+fn a_lease_is_taken_over_once() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: carry"]);
+    story.carry("a", "1", 5 * MIB);
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: wait"]);
+    story.say("a", &[("1", 10 * MIB, BlobState::Dropped, 0)]);
+    assert_eq!(story.hear(), ["b 1: carry"]);
+    story.carry("a", "1", 9 * MIB);
+    assert_eq!(story.hear(), ["a 1: wait"]);
+}
+
+#[test]
+fn a_node_with_three_leases_takes_none_over() {
+    let mut story = Story::of(&["a", "b"]);
+    for of in ["1", "2", "3"] {
+        story.want("a", of);
+    }
+    story.want("b", "4");
+    assert_eq!(story.hear().len(), 4);
+    story.carry("a", "4", 5 * MIB);
+    assert_eq!(story.hear(), ["a 4: wait"]);
+}
+
+#[test]
+fn bytes_from_before_confirm_no_new_lease() {
+    let mut story = Story::of_streaming(&["a", "b", "c", "d"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    story.hear();
+    story.carry("a", "1", 5 * MIB);
+    story.fetch("b", "1", 5 * MIB);
+    story.want("c", "1");
+    story.want("d", "1");
+    story.hear();
+    for node in ["a", "b"] {
+        story.say(node, &[("1", 10 * MIB, BlobState::Dropped, 0)]);
+    }
+    assert_eq!(story.hear_in(2), ["c 1: carry", "d 1: c"]);
+    for done in 1..5 {
+        story.carry("c", "1", done * MIB);
+        story.fetch("d", "1", done * MIB);
+        assert_eq!(story.hear_in(40), [""; 0], "{done} MiB");
     }
 }

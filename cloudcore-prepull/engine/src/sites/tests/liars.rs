@@ -207,3 +207,21 @@ fn a_look_is_bounded_and_short() {
     }
     assert!(story.sites.bytes() < story.sites.settings.memory, "{}", story.sites.bytes());
 }
+
+#[test]
+fn wrong_bytes_of_two_blobs_bar_a_holder() {
+    for (minutes, is_barred) in [(0, true), (59, true), (61, false)] {
+        let mut story = Story::of(&["a", "b", "c"]);
+        story.hear_in(40);
+        story.have_proven("a", "1");
+        story.have_proven("a", "2");
+        for (reader, of, seconds) in [("b", "1", minutes * 60), ("c", "2", 0)] {
+            story.want(reader, of);
+            assert!(story.hear().contains(&format!("{reader} {of}: a")));
+            story.blame(reader, of, "a", PeerFault::Damaged);
+            story.hear_in(seconds);
+        }
+        let is_delisted = story.events().contains(&SiteEventKind::HolderDelisted);
+        assert_eq!(is_delisted, is_barred, "after {minutes} minutes");
+    }
+}

@@ -78,8 +78,8 @@ fn a_node_without_neighbours_downloads_for_itself() {
     assert_eq!(story.hear(), ["c 1: a"], "others do reach it");
 }
 
-#[test]
-fn isolated_nodes_stop_waiting_for_others() {
+/// Node e reaches none of three neighbours that no other node has reached either.
+fn isolated() -> Story {
     let mut story = Story::of(&["a", "b", "c", "d", "e"]);
     for (of, holder) in [("1", "a"), ("2", "b"), ("3", "c")] {
         story.have_proven(holder, of);
@@ -89,6 +89,12 @@ fn isolated_nodes_stop_waiting_for_others() {
         story.hear();
         story.have_proven("e", of);
     }
+    story
+}
+
+#[test]
+fn isolated_nodes_stop_waiting_for_others() {
+    let mut story = isolated();
     story.want("d", "4");
     assert_eq!(story.hear(), ["d 4: carry"]);
     story.want("e", "4");
@@ -242,4 +248,108 @@ fn a_source_streams_again_after_its_readers() {
         story.have("b", &of);
         story.hear();
     }
+}
+
+#[test]
+fn a_loner_tries_again_after_ten_minutes() {
+    let mut story = isolated();
+    story.hear_in(590);
+    story.want("d", "4");
+    story.want("e", "4");
+    assert_eq!(story.hear_in(2), ["d 4: carry", "e 4: alone: it reaches no"]);
+    story.hear_in(10);
+    story.want("d", "5");
+    story.want("e", "5");
+    assert_eq!(story.hear_in(2), ["d 5: carry", "e 5: wait"]);
+}
+
+#[test]
+fn a_loner_that_restarts_tries_again() {
+    let mut story = isolated();
+    story.connect("e");
+    story.want("d", "4");
+    story.want("e", "4");
+    assert_eq!(story.hear_in(2), ["d 4: carry", "e 4: wait"]);
+}
+
+#[test]
+fn eight_neighbours_that_others_reach_make_a_loner() {
+    for holders in [7, 8] {
+        let mut story = Story::of(&["reader", "e", "d"]);
+        for holder in 0..holders {
+            let (holder, of, other) = (format!("h{holder}"), format!("1{holder}"), format!("2{holder}"));
+            story.gather(&[&holder]);
+            story.have_proven(&holder, &other);
+            story.want("reader", &other);
+            assert_eq!(story.hear(), [format!("reader {other}: {holder}")]);
+            story.have("reader", &other);
+            story.have_proven(&holder, &of);
+            story.want("e", &of);
+            assert_eq!(story.hear(), [format!("e {of}: {holder}")]);
+            story.blame("e", &of, &holder, PeerFault::Unreachable);
+            story.have_proven("e", &of);
+            story.hear();
+        }
+        story.want("d", "50");
+        story.hear();
+        story.want("e", "50");
+        let expected = if holders == 8 { "alone: it reaches no" } else { "wait" };
+        assert_eq!(story.hear(), [format!("e 50: {expected}")], "{holders} holders");
+    }
+}
+
+#[test]
+fn a_pair_is_avoided_by_the_fault() {
+    for (fault, seconds) in [
+        (PeerFault::Refused, 60),
+        (PeerFault::Stalled, 60),
+        (PeerFault::Gone, 300),
+        (PeerFault::Unreachable, 300),
+        (PeerFault::Damaged, 3600),
+    ] {
+        let mut story = Story::of(&["a", "b"]);
+        ["1", "2", "3"].iter().for_each(|of| story.have_proven("a", of));
+        story.want("b", "1");
+        assert_eq!(story.hear(), ["b 1: a"]);
+        story.blame("b", "1", "a", fault);
+        story.hear_in(seconds - 3);
+        story.want("b", "2");
+        assert_eq!(story.hear(), ["b 2: alone: it reaches no"], "{fault:?}");
+        story.hear_in(5);
+        story.want("b", "3");
+        assert_eq!(story.hear(), ["b 3: a"], "{fault:?}");
+    }
+}
+
+#[test]
+fn an_arriving_blob_has_three_readers_a_node() {
+    let mut story = Story::of_streaming(&["a", "b", "c", "d", "e"]);
+    ["a", "b", "c", "d", "e"].iter().for_each(|node| story.want(node, "1"));
+    let heard = story.hear();
+    let first = |source: &str| heard.iter().filter(|line| line.contains(&format!(": {source}"))).count();
+    assert_eq!(heard.len(), 5, "{heard:?}");
+    assert_eq!(first("a"), 3, "{heard:?}");
+}
+
+#[test]
+fn an_unproven_holder_has_half_a_minute() {
+    for (is_proven, seconds) in [(false, 30), (true, 60)] {
+        let mut story = Story::of(&["a", "b"]);
+        story.has_succeeded = is_proven;
+        story.have("a", "1");
+        story.want("b", "1");
+        assert_eq!(story.hear_in(seconds), ["b 1: a"]);
+        assert!(!story.hear_in(2).is_empty(), "it's left after {seconds} s");
+    }
+}
+
+#[test]
+fn a_site_remembers_4096_pairs() {
+    let mut pairs = trust::Pairs::default();
+    for source in 0..=4096 {
+        pairs.avoid((NodeId::MAX, source), source.into());
+    }
+    let reach = |source| pairs.check_reach(NodeId::MAX, source, 4096);
+    assert_eq!(reach(0), trust::SourceReach::Open, "the one that would have ended first");
+    assert_eq!([reach(1), reach(4096)], [trust::SourceReach::Avoided; 2]);
 }

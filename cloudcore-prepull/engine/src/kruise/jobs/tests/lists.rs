@@ -5,6 +5,7 @@ use super::super::*;
 use super::driver::{Driver, uid};
 use crate::kruise::TagState;
 use crate::shared::events::ObjectKind;
+use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::WriteOutcome;
 
 const THREE: &[&str] = &["a", "b", "c"];
@@ -382,4 +383,27 @@ fn relisting_drops_deleted_lists() {
     assert_eq!(d.jobs.lists.parallelism(&uid("list")), Some(2));
     d.input(Input::ListJobs(Vec::new()));
     assert_eq!(d.jobs.lists.parallelism(&uid("list")), None);
+}
+
+#[test]
+fn an_unreadable_child_gives_its_slots_back() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({"parallelism": 1})));
+    d.succeeds(&redis(), &["a"]);
+    assert_eq!(take_asked(&mut d), ["a nginx", "a redis"]);
+    let child = d.api[&nginx()].clone();
+    let id = metadata::object_id(&child.metadata);
+    let (error, start_time, completion_time) = ("a field is missing".to_owned(), None, None);
+    d.input(Input::PullJob(Err(Unreadable { id, generation: 2, error, start_time, completion_time })));
+    d.settle();
+    assert_eq!(take_asked(&mut d), ["b redis"]);
+    // Once it can be read, it shares the slots of its list again.
+    d.input(Input::PullJob(Ok(Box::new(child))));
+    d.settle();
+    assert_eq!(take_asked(&mut d), ["b nginx"]);
+    d.succeeds(&redis(), &["b"]);
+    d.succeeds(&nginx(), &["b"]);
+    assert_eq!(take_asked(&mut d), Vec::<String>::new());
+    d.succeeds(&nginx(), &["a"]);
+    assert_eq!(take_asked(&mut d), ["c nginx", "c redis"]);
 }

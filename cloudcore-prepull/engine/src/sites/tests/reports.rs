@@ -1,0 +1,83 @@
+//! Reports of sites, and what a look may cost.
+
+use super::*;
+
+#[test]
+fn a_report_counts_nodes_blobs_and_waits() {
+    let mut story = Story::of(&["a", "b"]);
+    let counts = |story: &Story| {
+        let report = story.sites.reports(story.now).remove(0);
+        (report.nodes, report.blobs, report.waiting, report.carriers.len())
+    };
+    story.want("a", "1");
+    story.want("b", "1");
+    assert_eq!(counts(&story), (2, 1, 2, 0));
+    story.hear();
+    assert_eq!(counts(&story), (2, 1, 1, 1));
+    story.have("a", "1");
+    story.hear();
+    assert_eq!(counts(&story), (2, 1, 0, 0));
+    story.have("b", "1");
+    assert_eq!(counts(&story), (2, 0, 0, 0));
+}
+
+#[test]
+fn the_most_active_site_is_first() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    story.place("b", "ship");
+    story.place("c", "ship");
+    for (node, of) in [("a", "1"), ("b", "1"), ("c", "2")] {
+        story.want(node, of);
+    }
+    story.hear();
+    story.hear_in(20);
+    story.carry("b", "1", MIB);
+    story.carry("c", "2", 2 * MIB);
+    let reports = story.sites.reports(story.now);
+    assert_eq!(reports.iter().map(|report| &*report.site).collect::<Vec<_>>(), ["ship", "factory"]);
+    let carriers = reports[0].carriers.iter().map(|carrier| carrier.node.as_str());
+    assert_eq!(carriers.collect::<Vec<_>>(), ["c", "b"], "the fastest one first");
+}
+
+#[test]
+fn a_carriers_speed_is_that_of_its_reports() {
+    let mut story = Story::of(&["a"]);
+    story.want("a", "1");
+    story.hear();
+    let mut speed = |seconds, done| {
+        story.hear_in(seconds);
+        story.carry("a", "1", done * MIB);
+        story.sites.reports(story.now)[0].carriers[0].bytes_per_second
+    };
+    assert_eq!([speed(10, 1), speed(10, 2), speed(20, 6)], [0, MIB / 10, MIB / 5]);
+}
+
+#[test]
+fn a_long_answer_goes_on_after_a_moment() {
+    let mut story = Story::of(&["a", "b"]);
+    for of in 0..700 {
+        story.want("a", &of.to_string());
+        story.want("b", &(1000 + of).to_string());
+    }
+    let (start, mut told) = (story.now, Vec::new());
+    while let Some(at) = story.sites.next_wakeup().filter(|_| told.iter().sum::<usize>() < 1400) {
+        story.now = at;
+        told.push(story.sites.flush(at).iter().map(|to| to.blobs.len()).sum());
+    }
+    told.retain(|count| *count > 0);
+    assert_eq!(told, [1024, 376]);
+    assert_eq!(story.now.duration_since(start).as_millis(), 1020);
+}
+
+#[test]
+fn nodes_that_come_and_go_cost_nothing() {
+    let mut story = Story::of(&["a"]);
+    let bytes = story.sites.bytes();
+    for node in 0..100 {
+        let node = format!("n{node}");
+        story.gather(&[&node]);
+        story.sites.disconnect(&node.as_str().into(), story.now);
+        story.sites.set_labels(&node.as_str().into(), None, story.now);
+    }
+    assert!(story.sites.bytes() <= 2 * bytes, "{} of {bytes}", story.sites.bytes());
+}
