@@ -259,19 +259,18 @@ impl TrackerTurn<'_> {
         // Wrong bytes of a node that took over the lease may come from its previous source.
         let is_pure = is_carrier && book.leased_carry().is_some_and(|carry| carry.is_pure);
         let is_holder = book.holders.contains_key(&source);
-        // An offline node may be back in a moment, and one that is still receiving may be held up itself.
+        // An offline node may be back in a moment.
         if self.nodes[source].is_online {
             // A node that has just begun again may not have opened the blob yet.
             let has_begun = self.nodes[source].online_since + BEGINNING > now;
             let is_late = failure.fault == PeerFault::Gone && !is_holder && has_begun;
-            let excused = !is_holder && !is_carrier && failure.fault == PeerFault::Stalled;
             let pair = (reader, source);
             let counts = if is_late {
                 self.site.pairs.note_beginning(pair, now);
                 false
             } else {
                 let is_settled = !has_begun || failure.fault == PeerFault::Damaged;
-                self.site.pairs.note_fault(self.nodes, pair, failure.fault, now) && is_settled && !excused
+                self.site.pairs.note_fault(self.nodes, pair, failure.fault, now) && is_settled
             };
             if is_carrier
                 && (failure.fault == PeerFault::Unreachable || is_late)
