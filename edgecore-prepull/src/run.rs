@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use prepull_program::errors::with_causes;
 use prepull_program::signals::wait_for_termination;
@@ -66,6 +67,11 @@ const BLOCKING_THREADS: usize = 4;
 /// Parses the command line and runs its command. Errors go to stderr, with their causes.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let AgentCommand::Join(args) = &cli.command
+        && let Some(missing) = args.missing_cloud()
+    {
+        clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{missing}\n")).exit();
+    }
     process::protect_memory();
     // A second installation fails without harm: the provider is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -65,6 +65,8 @@ fn wrong_usage_has_a_remedy() {
             "join --enroll-url x --tunnel-url wss://x --token t --node-name e",
             &["--enroll-url", "form https://"],
         ),
+        ("join --node-name e", &["--server HOST, or both --enroll-url URL and --tunnel-url URL"]),
+        ("join --enroll-url https://x --node-name e", &["or both --enroll-url URL and --tunnel-url URL"]),
     ] {
         check_error(line, &[], 2, words);
     }

@@ -52,7 +52,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(120);
 pub struct JoinArgs {
     /// Host of cloudcore: short for --enroll-url https://HOST:10002 and --tunnel-url wss://HOST:10000/v1/edge.
     /// Several, repeated or separated by commas, are tried in turn; so are several URLs.
-    #[arg(long, value_name = "HOST", env = "PREPULL_SERVER", value_delimiter = ',', value_parser = parse_server, required_unless_present_all = ["enroll_url", "tunnel_url"])]
+    #[arg(long, value_name = "HOST", env = "PREPULL_SERVER", value_delimiter = ',', value_parser = parse_server)]
     pub server: Vec<String>,
     /// URL for enrolling [default: from --server].
     #[arg(long, value_name = "URL", env = "PREPULL_ENROLL_URL", value_delimiter = ',', value_parser = parse_enroll_url)]
@@ -76,6 +76,16 @@ pub struct JoinArgs {
     /// token has expired: for scripts that run at every start.
     #[arg(long, env = "PREPULL_UNLESS_JOINED", conflicts_with = "force")]
     pub unless_joined: bool,
+}
+
+impl JoinArgs {
+    /// What is missing on the command line, if there is neither a host nor both URLs. clap would name only one of the two ways.
+    pub(crate) fn missing_cloud(&self) -> Option<&'static str> {
+        let is_named = !self.server.is_empty() || !(self.enroll_url.is_empty() || self.tunnel_url.is_empty());
+        (!is_named).then_some(
+            "no cloudcore is named: give --server HOST, or both --enroll-url URL and --tunnel-url URL",
+        )
+    }
 }
 
 /// The result of joining.
@@ -381,8 +391,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn servers_are_repeated_or_separated_by_commas() {
+    /// What clap makes of these words.
+    fn parsed(words: &str) -> JoinArgs {
         use clap::Parser;
         #[derive(Parser)]
         struct Line {
@@ -390,10 +400,27 @@ mod tests {
             join: JoinArgs,
         }
         let rest = ["--token", "t", "--node-name", "n"];
-        for servers in [vec!["--server", "a,b"], vec!["--server", "a", "--server", "b"]] {
-            let line = Line::try_parse_from(["join"].into_iter().chain(servers).chain(rest)).unwrap();
-            assert_eq!(line.join.server, ["a", "b"]);
+        Line::try_parse_from(["join"].into_iter().chain(words.split_whitespace()).chain(rest)).unwrap().join
+    }
+
+    #[test]
+    fn servers_are_repeated_or_separated_by_commas() {
+        for words in ["--server a,b", "--server a --server b"] {
+            assert_eq!(parsed(words).server, ["a", "b"]);
         }
-        assert!(Line::try_parse_from(["join"].into_iter().chain(rest)).is_err(), "where to?");
+    }
+
+    #[test]
+    fn a_cloud_is_a_host_or_both_urls() {
+        for (words, is_missing) in [
+            ("", true),
+            ("--enroll-url https://a", true),
+            ("--tunnel-url wss://a", true),
+            ("--enroll-url https://a --tunnel-url wss://a", false),
+            ("--server a", false),
+            ("--server a --tunnel-url wss://b", false),
+        ] {
+            assert_eq!(parsed(words).missing_cloud().is_some(), is_missing, "{words}");
+        }
     }
 }
