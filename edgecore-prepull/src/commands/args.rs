@@ -67,7 +67,7 @@ Examples:
 
 As root: the state directory and the socket of the runtime are root's. Where the agent doesn't run, it shows what is on the disk.
 
-Exit status: 0 if the agent is connected and the runtime answers, 1 if not, 2 for wrong usage.")]
+Exit status: 0 if the agent is connected, its certificate has not expired, and the runtime answers; 1 if not, 2 for wrong usage.")]
 pub(crate) struct StatusArgs {
     /// YAML file with the settings of the agent [default: /etc/edgecore-prepull/config.yaml, if it is there]
     #[arg(long, value_name = "FILE", env = "PREPULL_CONFIG")]
@@ -131,7 +131,7 @@ Examples:
 
 The stderr of credential providers is shown here; the agent discards it.
 
-Exit status: 0 if all images are there, 1 if at least one is not, 2 for wrong usage, 130 after Ctrl-C.")]
+Exit status: 0 if all images are there, 1 if at least one is not, 2 for wrong usage, 130 after Ctrl-C, 143 after SIGTERM.")]
 pub(crate) struct PullArgs {
     /// The images
     #[arg(required = true, value_name = "IMAGE")]
