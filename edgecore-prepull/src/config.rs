@@ -23,11 +23,11 @@ use crate::images::providers::ProviderSettings;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::settings::Own;
 pub use crate::units::{Amount, Percent};
-pub(crate) use values::{DownloadWindow, KeepTime, Listen, MaxTasks, PeerAddressText, PeerPatience, Rate};
+pub(crate) use values::{
+    DownloadWindow, GcThreshold, KeepTime, Listen, MaxTasks, ParallelPulls, PeerAddressText, PeerPatience,
+    Rate,
+};
 
-/// The number of layers of one image that containerd fetches at a time. More would only share the same link.
-// The value is not zero.
-pub(crate) const DEFAULT_PARALLEL_PULLS: NonZeroUsize = NonZeroUsize::new(3).expect("three is not zero");
 /// The kubelet evicts pods below 100 MiB of available memory (memory.available).
 const DEFAULT_MEM_MIN_FREE: Amount = Amount::Bytes(100 << 20);
 /// Unpacking layers occupies a core, which a busier machine can't spare.
@@ -61,10 +61,10 @@ pub(crate) struct AgentSettings {
     #[arg(long, value_name = "NUMBER", env = "PREPULL_MAX_TASKS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_tasks: Option<MaxTasks>,
-    /// Images that are pulled at the same time, over all tasks [default: 3]
+    /// Images that are pulled at the same time, over all tasks; at least 1 [default: 3]
     #[arg(long, value_name = "NUMBER", env = "PREPULL_PARALLEL_PULLS")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) parallel_pulls: Option<NonZeroUsize>,
+    pub(crate) parallel_pulls: Option<ParallelPulls>,
     /// Window outside of which nothing is downloaded, as "Mon-Fri 01:00+4h Europe/Berlin"; may be repeated, separated by ;
     /// in the variable [default: always]
     #[arg(long, value_name = "WINDOW", env = "PREPULL_DOWNLOAD_WINDOW", value_delimiter = ';')]
@@ -113,10 +113,10 @@ pub(crate) struct AgentSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_max_upload_rate: Option<Rate>,
     /// The kubelet's --image-gc-high-threshold: no image is fetched that would fill the disk further, except with images
-    /// that the kubelet can remove [default: 85%]
+    /// that the kubelet can remove; from 1% to 100%, which switches it off [default: 85%]
     #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) image_gc_high_threshold: Option<Percent>,
+    pub(crate) image_gc_high_threshold: Option<GcThreshold>,
     /// Remove images that nothing needs where one to be pulled doesn't fit otherwise, those that weren't needed for the
     /// longest time first [default: false, which leaves that to the kubelet]
     #[arg(long, value_name = "BOOL", env = "PREPULL_MAKE_ROOM", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -339,7 +339,7 @@ impl AgentSettings {
             runtime_endpoint: runtime_endpoint.or(file.runtime_endpoint),
             metrics_listen: metrics_listen.or(file.metrics_listen).unwrap_or_default(),
             max_tasks: max_tasks.or(file.max_tasks).unwrap_or_default(),
-            parallel_pulls: parallel_pulls.or(file.parallel_pulls).unwrap_or(DEFAULT_PARALLEL_PULLS),
+            parallel_pulls: parallel_pulls.or(file.parallel_pulls).unwrap_or_default().0,
             download_windows: if download_window.is_empty() { file.download_window } else { download_window },
             limits,
             makes_room: make_room.or(file.make_room),
@@ -349,7 +349,8 @@ impl AgentSettings {
                 max_rate: max_download_rate.or(file.max_download_rate).map(|Rate(rate)| rate),
                 hosts_dir: registry_config_path.or(file.registry_config_path),
                 room: RoomRules {
-                    gc_high_threshold: gc_high_threshold.unwrap_or(DEFAULT_GC_HIGH_THRESHOLD),
+                    gc_high_threshold: gc_high_threshold
+                        .map_or(DEFAULT_GC_HIGH_THRESHOLD, |GcThreshold(percent)| percent),
                     disk_min_free: limits.disk_min_free,
                     make_room: make_room.or(file.make_room).unwrap_or(false),
                 },

@@ -48,6 +48,10 @@ fn wrong_usage_has_a_remedy() {
     for (line, words) in [
         ("run --disk-min-free 10", &["--disk-min-free", "has no unit: write 10%, 512MiB or 5GiB"][..]),
         ("run --mem-min-free 100", &["--mem-min-free", "has no unit"]),
+        ("run --parallel-pulls 0", &["--parallel-pulls", "\"0\" is not a number of images: write 1 or more"]),
+        ("pull --parallel-pulls 0 nginx", &["--parallel-pulls", "write 1 or more"]),
+        ("run --image-gc-high-threshold 120", &["\"120\" is not a percentage from 1% to 100%"]),
+        ("pull --image-gc-high-threshold 0% nginx", &["\"0%\" is not a percentage from 1% to 100%"]),
         ("run --tunnel-url cloud", &["--tunnel-url", "not a URL of the form wss://HOST[:PORT][/PATH]"]),
         (
             "run --enroll-url http://cloud",

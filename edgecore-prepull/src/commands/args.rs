@@ -8,7 +8,7 @@ use prepull_program::log::LogArgs;
 
 use crate::cloud::join::JoinArgs;
 use crate::commands::install::args::{InstallArgs, UninstallArgs};
-use crate::config::{AgentSettings, Amount, DownloadWindow, Listen, Percent, Rate};
+use crate::config::{AgentSettings, Amount, DownloadWindow, GcThreshold, Listen, ParallelPulls, Rate};
 use crate::images::fetch::FetchMode;
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -213,7 +213,7 @@ pub(crate) struct PullOptions {
     pub(crate) registry_config_path: Option<PathBuf>,
     /// No image is fetched that would fill the disk further: set it to the kubelet's --image-gc-high-threshold
     #[arg(long, value_name = "PERCENT", env = "PREPULL_IMAGE_GC_HIGH_THRESHOLD", default_value = "100%")]
-    pub(crate) image_gc_high_threshold: Percent,
+    pub(crate) image_gc_high_threshold: GcThreshold,
     /// Space that stays free on the disk, as 10% or 5GiB [default: none]
     #[arg(long, value_name = "AMOUNT", env = "PREPULL_DISK_MIN_FREE")]
     pub(crate) disk_min_free: Option<Amount>,
@@ -228,8 +228,8 @@ pub(crate) struct PullOptions {
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
     pub(crate) timeout: std::time::Duration,
     /// Images that are pulled at the same time
-    #[arg(long, value_name = "NUMBER", default_value_t = crate::config::DEFAULT_PARALLEL_PULLS)]
-    pub(crate) parallel_pulls: std::num::NonZeroUsize,
+    #[arg(long, value_name = "NUMBER", default_value_t)]
+    pub(crate) parallel_pulls: ParallelPulls,
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval, sleep, timeout_at};
 
 use crate::commands::args::{PullArgs, PullOptions};
-use crate::config::{Amount, CheckLimits, Rate};
+use crate::config::{Amount, CheckLimits, ParallelPulls, Rate};
 use crate::images::fetch::{FetchSettings, Fetching, ImageDownload, RoomRules};
 use crate::images::providers::{ProviderSettings, Providers, Stderr};
 use crate::images::puller::cri::CriPuller;
@@ -68,7 +68,7 @@ pub(super) async fn pull(
         image_credential_provider_bin_dir,
         image_credential_provider_timeout,
         retries,
-        parallel_pulls,
+        parallel_pulls: ParallelPulls(parallel_pulls),
         timeout,
         download_window,
         ..
@@ -167,7 +167,7 @@ fn fetch_settings(args: &PullOptions) -> FetchSettings {
         max_rate: args.max_download_rate.map(|Rate(rate)| rate),
         hosts_dir: args.registry_config_path.clone(),
         room: RoomRules {
-            gc_high_threshold: args.image_gc_high_threshold,
+            gc_high_threshold: args.image_gc_high_threshold.0,
             disk_min_free: args.disk_min_free.unwrap_or(Amount::Bytes(0)),
             make_room: false,
         },

@@ -69,6 +69,49 @@ fn max_tasks_is_1_to_64() {
 }
 
 #[test]
+fn at_least_one_image_is_pulled_at_a_time() {
+    let of = |file: &str| {
+        let file = serde_saphyr::from_str::<AgentSettings>(file)?;
+        Ok::<_, serde_saphyr::Error>(AgentSettings::default().or_file(file).parallel_pulls.get())
+    };
+    assert_eq!(of("maxTasks: 1").unwrap(), 3);
+    assert_eq!(of("parallelPulls: 1").unwrap(), 1);
+    for bad in ["0", "many"] {
+        let error = of(&format!("parallelPulls: {bad}")).unwrap_err().to_string();
+        assert!(error.contains(&format!("{bad:?} is not a number of images: write 1 or more")), "{error}");
+    }
+}
+
+#[test]
+fn the_gc_threshold_is_1_to_100_percent() {
+    let of = |file: &str| {
+        let file = serde_saphyr::from_str::<AgentSettings>(file)?;
+        Ok::<_, serde_saphyr::Error>(AgentSettings::default().or_file(file).fetch.room.gc_high_threshold)
+    };
+    for (file, percent) in [
+        ("maxTasks: 1", 85),
+        ("imageGcHighThreshold: 1%", 1),
+        ("imageGcHighThreshold: 80", 80),
+        ("imageGcHighThreshold: 100%", 100),
+    ] {
+        assert_eq!(of(file).unwrap(), Percent(percent), "{file}");
+    }
+    for bad in ["0%", "101%", "120", "full"] {
+        let error = of(&format!("imageGcHighThreshold: {bad}")).unwrap_err().to_string();
+        assert!(error.contains(&format!("{bad:?} is not a percentage from 1% to 100%")), "{error}");
+    }
+    // The load of processors may be higher.
+    assert_eq!("120%".parse(), Ok(Percent(120)));
+}
+
+#[test]
+fn settings_are_written_as_they_are_read() {
+    let text = "parallelPulls: 2\nimageGcHighThreshold: 100%\n";
+    let settings: AgentSettings = serde_saphyr::from_str(text).unwrap();
+    assert_eq!(serde_saphyr::to_string(&settings).unwrap(), text);
+}
+
+#[test]
 fn flags_replace_all_urls_of_the_file() {
     let of = |flags: &[&str], file: &str| {
         let tunnel_url = flags.iter().map(|url| (*url).to_owned()).collect();

@@ -1,8 +1,8 @@
 //! Types of single settings, and their syntax in flags and in the configuration file.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::net::SocketAddr;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -139,6 +139,45 @@ impl FromStr for MaxTasks {
     }
 }
 
+/// The value of `--parallel-pulls`: at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ParallelPulls(pub(crate) NonZeroUsize);
+
+impl Default for ParallelPulls {
+    /// The number of layers of one image that containerd fetches at a time. More would only share the same link.
+    fn default() -> Self {
+        Self(const { NonZeroUsize::new(3).expect("three is not zero") })
+    }
+}
+
+impl FromStr for ParallelPulls {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| format!("{text:?} is not a number of images: write 1 or more"))
+    }
+}
+
+/// For the default in a help text.
+impl fmt::Display for ParallelPulls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The value of `--image-gc-high-threshold`: from 1% to 100%. As for the kubelet, 100% switches it off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GcThreshold(pub(crate) Percent);
+
+impl FromStr for GcThreshold {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let percent = text.parse().ok().filter(|Percent(number)| (1..=100).contains(number));
+        percent.map(Self).ok_or_else(|| format!("{text:?} is not a percentage from 1% to 100%"))
+    }
+}
+
 /// A value of `--download-window`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DownloadWindow(pub(crate) Window);
@@ -244,6 +283,30 @@ impl Serialize for DownloadWindow {
 impl Serialize for MaxTasks {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u32(self.0.get())
+    }
+}
+
+impl Serialize for ParallelPulls {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl Serialize for GcThreshold {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ParallelPulls {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for GcThreshold {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_flag(deserializer)
     }
 }
 
