@@ -423,6 +423,10 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.flush().await;
     }
 
+    fn has_unflushed(&self) -> bool {
+        self.inner.has_unflushed()
+    }
+
     async fn give_up(&self, reference: &str) {
         self.inner.give_up(reference).await;
     }

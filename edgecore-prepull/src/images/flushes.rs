@@ -45,6 +45,54 @@ impl Flushes {
     }
 }
 
+/// Whether the disk may lack files of an image that the runtime has pulled. At the start, we know nothing of earlier pulls.
+#[derive(Debug)]
+pub(crate) struct UnflushedPulls {
+    /// Number of the last beginning or end of a pull. The start counts as one.
+    noted: AtomicU64,
+    /// The same number, as far as flushes cover it.
+    covered: AtomicU64,
+}
+
+/// A pull in progress. Its end is noted when it's dropped, because the runtime may have the image then.
+#[derive(Debug)]
+pub(crate) struct NotedPull<'a>(&'a UnflushedPulls);
+
+impl UnflushedPulls {
+    /// Notes that the runtime pulls from now on.
+    pub(crate) fn begin_pull(&self) -> NotedPull<'_> {
+        self.noted.fetch_add(1, Ordering::Relaxed);
+        NotedPull(self)
+    }
+
+    /// Whether a pull isn't covered.
+    pub(crate) fn has_any(&self) -> bool {
+        self.covered.load(Ordering::Relaxed) < self.noted.load(Ordering::Relaxed)
+    }
+
+    /// The number that a flush from now on covers.
+    pub(crate) fn last_noted(&self) -> u64 {
+        self.noted.load(Ordering::Relaxed)
+    }
+
+    /// A flush has succeeded that began after [`Self::last_noted`] was this number.
+    pub(crate) fn cover(&self, number: u64) {
+        self.covered.fetch_max(number, Ordering::Relaxed);
+    }
+}
+
+impl Default for UnflushedPulls {
+    fn default() -> Self {
+        Self { noted: AtomicU64::new(1), covered: AtomicU64::new(0) }
+    }
+}
+
+impl Drop for NotedPull<'_> {
+    fn drop(&mut self) {
+        self.0.noted.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -108,5 +156,22 @@ mod tests {
         };
         let made = tokio::join!(flush(Err("first")), flush(Err("second")), flush(Ok(())));
         assert_eq!(made, (Err("first"), Err("second"), Ok(())));
+    }
+
+    #[test]
+    fn a_flush_covers_pulls_that_ended_before() {
+        let pulls = UnflushedPulls::default();
+        assert!(pulls.has_any(), "the start");
+        pulls.cover(pulls.last_noted());
+        assert!(!pulls.has_any());
+        let pull = pulls.begin_pull();
+        let during = pulls.last_noted();
+        drop(pull);
+        pulls.cover(during);
+        assert!(pulls.has_any(), "it ended during the flush");
+        let after = pulls.last_noted();
+        pulls.cover(after);
+        pulls.cover(during);
+        assert!(!pulls.has_any());
     }
 }

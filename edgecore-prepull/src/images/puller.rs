@@ -148,6 +148,10 @@ pub trait Puller: Send + Sync + 'static {
     /// callers may share a flush.
     fn flush(&self) -> impl Future<Output = ()> + Send;
 
+    /// Whether the disk may lack files of present images: the runtime has pulled since the last [`Self::flush`] that
+    /// succeeded, or may have pulled before this program began.
+    fn has_unflushed(&self) -> bool;
+
     /// Releases the content of unfinished pulls of this reference. Call it when no task will resume them.
     fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send;
 

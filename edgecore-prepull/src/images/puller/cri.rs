@@ -32,7 +32,7 @@ pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
 use super::{ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
 use crate::images::filesystem::read_filesystem;
-use crate::images::flushes::Flushes;
+use crate::images::flushes::{Flushes, UnflushedPulls};
 use crate::images::runtime::RuntimeEndpoint;
 
 /// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
@@ -57,6 +57,7 @@ pub struct CriPuller {
     leases: Arc<Leases>,
     pins: Arc<Pins>,
     flushes: Arc<Flushes>,
+    unflushed: Arc<UnflushedPulls>,
 }
 
 impl CriPuller {
@@ -83,6 +84,7 @@ impl CriPuller {
             pins: Arc::new(Pins::new(channel.clone())),
             leases,
             flushes: Arc::default(),
+            unflushed: Arc::default(),
             channel,
         }
     }
@@ -186,6 +188,7 @@ impl Puller for CriPuller {
             request.metadata_mut().insert(LEASE_HEADER, lease);
         }
         let mut images = self.images.clone();
+        let _noted = self.unflushed.begin_pull();
         let stalled = async {
             // If it was fetched before, nothing arrives now.
             match lease.filter(|_| fetched_for.is_none()) {
@@ -238,17 +241,23 @@ impl Puller for CriPuller {
     }
 
     async fn flush(&self) {
+        let covers = self.unflushed.last_noted();
         let flushed = match self.read_mountpoint().await {
             Ok(mountpoint) => self.flushes.flush(mountpoint.into()).await.map_err(|error| error.to_string()),
             Err(error) => Err(error.message),
         };
-        // The image is there: only a power cut within the next minute could harm it.
-        if let Err(error) = flushed {
-            tracing::warn!(
+        match flushed {
+            Ok(()) => self.unflushed.cover(covers),
+            // The image is there: only a power cut within the next minute could harm it.
+            Err(error) => tracing::warn!(
                 error,
                 "the image file system cannot be flushed; a power cut soon may damage the image that was just pulled"
-            );
+            ),
         }
+    }
+
+    fn has_unflushed(&self) -> bool {
+        self.unflushed.has_any()
     }
 
     async fn give_up(&self, reference: &str) {

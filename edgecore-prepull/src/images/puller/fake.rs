@@ -57,6 +57,8 @@ pub(crate) struct FakePullerState {
     pub(crate) filesystem_errors: Vec<ErrorClass>,
     /// Number of flushes.
     pub(crate) flushed: usize,
+    /// Whether the disk may lack files of present images.
+    pub(crate) unflushed: bool,
     /// Whether a pull also flushes.
     pub(crate) pulls_to_disk: bool,
     /// Duration of a flush.
@@ -156,6 +158,7 @@ impl Puller for Fake {
         result?;
         let mut state = self.state.lock().unwrap();
         state.present.push(reference.to_owned());
+        state.unflushed |= !state.pulls_to_disk;
         Ok(Pulled {
             warning: state.warning.clone(),
             digest: Some("sha256:d".to_owned()),
@@ -227,7 +230,13 @@ impl Puller for Fake {
         }
         let takes = self.state.lock().unwrap().flush_takes;
         sleep(takes).await;
-        self.state.lock().unwrap().flushed += 1;
+        let mut state = self.state.lock().unwrap();
+        state.flushed += 1;
+        state.unflushed = false;
+    }
+
+    fn has_unflushed(&self) -> bool {
+        self.state.lock().unwrap().unflushed
     }
 
     async fn give_up(&self, reference: &str) {

@@ -182,6 +182,15 @@ impl<P: Puller> ImagePulls<P> {
         true
     }
 
+    /// The result of an image that the runtime has. If a restart or a deadline came before the flush of its pull, that is made
+    /// up for now.
+    async fn report_present(&self, present: Present) -> ImageResult {
+        if self.puller.has_unflushed() {
+            self.puller.flush().await;
+        }
+        already_present(present)
+    }
+
     /// Releases the reference for this task, unless another task will resume it.
     pub(super) async fn give_up_unless_wanted(&self, task: &TaskId, reference: &str) {
         if !self.wanted.by_another(task, reference) {
@@ -216,7 +225,7 @@ impl<P: Puller> ImagePulls<P> {
             PullPolicy::IfNotPresent => {
                 let is_open = context.control.borrow().terms.window_state(self.clock.wall()).is_open;
                 if !is_open && let Some(present) = self.puller.look_up(&image.reference).await? {
-                    return Ok(Some(already_present(present)));
+                    return Ok(Some(self.report_present(present).await));
                 }
                 wait_until(true, context.control.clone(), &self.clock).await;
             }
@@ -231,16 +240,13 @@ impl<P: Puller> ImagePulls<P> {
 
         let key = current_key(&context.control, index);
         match image.policy {
-            PullPolicy::Never => {
-                let present = self.puller.look_up(&image.reference).await?;
-                return present.map(already_present).map(Some).ok_or_else(|| {
-                    let message = "the image is not present, and its pull policy is Never";
-                    PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NotPresent)
-                });
-            }
-            PullPolicy::IfNotPresent => {
+            PullPolicy::Never | PullPolicy::IfNotPresent => {
                 if let Some(present) = self.puller.look_up(&image.reference).await? {
-                    return Ok(Some(already_present(present)));
+                    drop((of_task, of_node));
+                    return Ok(Some(self.report_present(present).await));
+                }
+                if image.policy == PullPolicy::Never {
+                    return Err(not_present());
                 }
             }
             PullPolicy::Always | PullPolicy::Other => {
@@ -354,6 +360,11 @@ fn just_pulled(pulled: Pulled) -> ImageResult {
     let Pulled { digest, id, bytes, warning, is_flushed: _, facts, from_peers } = pulled;
     let reason = warning.unwrap_or_default();
     ImageResult { reason, facts, from_peers, ..on_node(ImageOutcome::Pulled, digest, id, bytes) }
+}
+
+fn not_present() -> PullError {
+    let message = "the image is not present, and its pull policy is Never";
+    PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NotPresent)
 }
 
 fn unknown_policy() -> PullError {

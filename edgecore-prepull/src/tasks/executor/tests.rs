@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod flushing;
 mod providers;
 mod removal;
 mod room;
@@ -342,43 +343,6 @@ async fn a_present_image_needs_no_key() {
     assert_eq!((&end.images[2].reason, &end.images[4].reason), (&reason, &reason));
     assert_eq!(end.images[3].reason, "the image is not present, and its pull policy is Never");
     assert_eq!(fake.pulls(), [""; 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_pulled_image_is_on_disk() {
-    let fake = Fake::new();
-    let mut run = start(&executor(&fake), execution(vec![always("a")]));
-    loop {
-        if let TaskUpdate::ImageEnded { result, .. } = run.updates.recv().await.unwrap() {
-            assert_eq!(result.outcome, New);
-            break;
-        }
-        assert_eq!(fake.state.lock().unwrap().flushed, 0);
-    }
-    assert_eq!(fake.state.lock().unwrap().flushed, 1, "flushed before it was reported");
-    // An image that was there before isn't ours to flush.
-    let end = self::run(&fake, execution(vec![image("a", PullPolicy::IfNotPresent, 0)])).await;
-    assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![Already], 1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_on_the_disk_isnt_flushed_again() {
-    let fake = Fake::new();
-    fake.state.lock().unwrap().pulls_to_disk = true;
-    let end = run(&fake, execution(vec![always("a")])).await;
-    assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![New], 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn flushing_holds_no_permit() {
-    let fake = Fake::new();
-    fake.state.lock().unwrap().flush_takes = Duration::from_secs(60);
-    let executor = Arc::new(Executor::new(fake.clone(), NonZeroUsize::MIN, CheckLimits::default()));
-    let begun = Instant::now();
-    let end = run_on(&executor, execution(["a", "b", "c", "d"].map(always).into())).await;
-    assert_eq!(outcomes(&end), [New; 4]);
-    assert_eq!(begun.elapsed().as_secs(), 4 + 60);
-    assert_eq!(fake.state.lock().unwrap().most, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -152,3 +152,24 @@ fn the_runtime_never_pulls_without_verification() {
     let refused = refuse_unverified(Some(&verification(VerificationMode::Enforce))).unwrap_err();
     assert_eq!(refused.class, ErrorClass::Permanent);
 }
+
+#[tokio::test]
+async fn pulls_of_the_runtime_stay_unflushed_until_flushed() {
+    let digits = "ab".repeat(32);
+    let runtime = FakeRuntime::start(&digits, &digits);
+    let puller = CriPuller::new(runtime.endpoint());
+    assert!(puller.has_unflushed(), "a pull before the start");
+    puller.flush().await;
+    assert!(!puller.has_unflushed());
+    puller.pull(PullRequest::new("r.io/a:1"), &|_| {}).await.unwrap();
+    assert!(puller.has_unflushed());
+    puller.flush().await;
+    assert!(!puller.has_unflushed());
+
+    let hangs = FakeRuntime::named("containerd", None, "");
+    let puller = CriPuller::new(hangs.endpoint());
+    puller.flush().await;
+    let pull = timeout(Duration::from_millis(50), puller.pull(PullRequest::new("r.io/a:1"), &|_| {}));
+    assert!(pull.await.is_err());
+    assert!(puller.has_unflushed(), "the runtime may have gone on");
+}

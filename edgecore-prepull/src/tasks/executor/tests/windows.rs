@@ -59,7 +59,7 @@ pub(super) fn terms_of(
     started.unwrap()
 }
 
-fn windowed(images: Vec<ImageTask>, seconds: u64, texts: &[&str]) -> Execution {
+pub(super) fn windowed(images: Vec<ImageTask>, seconds: u64, texts: &[&str]) -> Execution {
     let mut execution = execution(images);
     execution.terms = terms_of(&execution, seconds, windows(texts), &[]);
     execution

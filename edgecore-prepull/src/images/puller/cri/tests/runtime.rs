@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use futures::TryStreamExt as _;
 use k8s_cri::v1::image_service_server::{ImageService, ImageServiceServer};
 use k8s_cri::v1::{
-    Image, ImageFsInfoResponse, ImageStatusResponse, ListImagesRequest, ListImagesResponse,
-    PullImageResponse, RemoveImageRequest, RemoveImageResponse,
+    FilesystemIdentifier, FilesystemUsage, Image, ImageFsInfoResponse, ImageStatusResponse,
+    ListImagesRequest, ListImagesResponse, PullImageResponse, RemoveImageRequest, RemoveImageResponse,
 };
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status};
@@ -30,6 +30,8 @@ struct Answers {
     /// `None`: a pull is never answered.
     image_ref: Option<String>,
     id: String,
+    /// Where it says that it keeps images.
+    mountpoint: String,
 }
 
 impl FakeRuntime {
@@ -43,7 +45,8 @@ impl FakeRuntime {
         let directory = tempfile::tempdir().unwrap();
         let asked = Arc::default();
         let image_ref = image_ref.map(str::to_owned);
-        let answers = Answers { asked: Arc::clone(&asked), image_ref, id: id.to_owned() };
+        let mountpoint = directory.path().display().to_string();
+        let answers = Answers { asked: Arc::clone(&asked), image_ref, id: id.to_owned(), mountpoint };
         let connections: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
         let accepted = Arc::clone(&connections);
         let streams = accept(&directory.path().join("cri.sock")).inspect_ok(move |stream| {
@@ -117,6 +120,8 @@ impl ImageService for Answers {
         &self,
         _: Request<ImageFsInfoRequest>,
     ) -> Result<Response<ImageFsInfoResponse>, Status> {
-        Err(Status::unimplemented("not expected in these tests"))
+        let fs_id = Some(FilesystemIdentifier { mountpoint: self.mountpoint.clone() });
+        let image_filesystems = vec![FilesystemUsage { fs_id, ..FilesystemUsage::default() }];
+        Ok(Response::new(ImageFsInfoResponse { image_filesystems, ..ImageFsInfoResponse::default() }))
     }
 }

@@ -1,0 +1,81 @@
+//! Images that are flushed to the disk before they are reported.
+
+use super::windows::{set_clock, windowed};
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_pulled_image_is_on_disk() {
+    let fake = Fake::new();
+    let mut run = start(&executor(&fake), execution(vec![always("a")]));
+    loop {
+        if let TaskUpdate::ImageEnded { result, .. } = run.updates.recv().await.unwrap() {
+            assert_eq!(result.outcome, New);
+            break;
+        }
+        assert_eq!(fake.state.lock().unwrap().flushed, 0);
+    }
+    assert_eq!(fake.state.lock().unwrap().flushed, 1, "flushed before it was reported");
+    let end = super::run(&fake, execution(vec![image("a", PullPolicy::IfNotPresent, 0)])).await;
+    assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![Already], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_present_image_is_flushed_once_a_start() {
+    for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
+        let fake = Fake::new();
+        fake.state.lock().unwrap().present = vec!["a".to_owned()];
+        fake.state.lock().unwrap().unflushed = true;
+        let executor = executor(&fake);
+        for _ in 0..2 {
+            let end = run_on(&executor, execution(vec![image("a", policy, 0)])).await;
+            assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![Already], 1), "{policy}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abandoned_flush_is_made_up_for() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().flush_takes = Duration::from_secs(1000);
+    let executor = executor(&fake);
+    let end = run_on(&executor, execution(vec![always("a")])).await;
+    assert_eq!((end.outcome, outcomes(&end)), (TaskOutcome::DeadlineExceeded, vec![Stopped]));
+    fake.state.lock().unwrap().flush_takes = Duration::from_secs(10);
+    let end = run_on(&executor, execution(vec![image("a", PullPolicy::IfNotPresent, 0)])).await;
+    assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![Already], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_on_the_disk_isnt_flushed_again() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().pulls_to_disk = true;
+    let end = run(&fake, execution(vec![always("a")])).await;
+    assert_eq!((outcomes(&end), fake.state.lock().unwrap().flushed), (vec![New], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn flushing_holds_no_permit() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().flush_takes = Duration::from_secs(60);
+    let executor = Arc::new(Executor::new(fake.clone(), NonZeroUsize::MIN, CheckLimits::default()));
+    let begun = Instant::now();
+    let end = run_on(&executor, execution(["a", "b", "c", "d"].map(always).into())).await;
+    assert_eq!(outcomes(&end), [New; 4]);
+    assert_eq!(begun.elapsed().as_secs(), 4 + 60);
+    assert_eq!(fake.state.lock().unwrap().most, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_image_is_present_during_its_flush() {
+    set_clock("12:00:00");
+    let fake = Fake::new();
+    fake.state.lock().unwrap().flush_takes = Duration::from_secs(60);
+    let executor = windows::executor(&fake);
+    let _first = start(&executor, execution(vec![always("a")]));
+    sleep(Duration::from_secs(10)).await;
+    let mut second = windowed(vec![image("a", PullPolicy::IfNotPresent, 0)], 300, &["22:00+1h UTC"]);
+    second.task.id.attempt = 2;
+    let end = run_on(&executor, second).await;
+    assert_eq!(outcomes(&end), [Already]);
+    assert!(fake.state.lock().unwrap().flushed > 0);
+}
