@@ -420,6 +420,7 @@ impl<P: Puller> Puller for Fetching<P> {
     }
 
     async fn flush(&self) {
+        self.fetcher.find_directories().await;
         self.inner.flush().await;
     }
 

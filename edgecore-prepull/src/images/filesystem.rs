@@ -1,6 +1,7 @@
 //! Reads the free space of a file system, and flushes it to disk.
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use prepull_api::wire::Filesystem;
@@ -38,8 +39,23 @@ pub(crate) enum FlushError {
 
 /// Writes all cached data of the file system to its disk. May take minutes on a slow one.
 pub(crate) fn flush_filesystem(path: &Path) -> Result<(), FlushError> {
+    flush_if(path, |_| true)
+}
+
+/// The same, unless the other directory is on that file system as well.
+pub(crate) fn flush_other_filesystem(path: &Path, other: &Path) -> Result<(), FlushError> {
+    let other = std::fs::metadata(other).map(|other| other.dev()).ok();
+    flush_if(path, |device| Some(device) != other)
+}
+
+fn flush_if(path: &Path, is_wanted: impl FnOnce(u64) -> bool) -> Result<(), FlushError> {
     let path = path.to_owned();
-    let flushed = std::fs::File::open(&path).and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
+    let flushed = std::fs::File::open(&path).and_then(|directory| {
+        if is_wanted(directory.metadata()?.dev()) {
+            rustix::fs::syncfs(directory)?;
+        }
+        Ok(())
+    });
     flushed.map_err(|source| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => FlushError::NotSeen { path, source },
         _ => FlushError::Refused { path, source },
@@ -63,5 +79,21 @@ mod tests {
         flush_filesystem(directory.path()).unwrap();
         let absent = flush_filesystem(&directory.path().join("absent"));
         assert!(matches!(absent, Err(FlushError::NotSeen { .. })), "{absent:?}");
+    }
+
+    #[test]
+    fn a_shared_file_system_is_flushed_once() {
+        let wanted = |path: &str, other: &str| {
+            let other = std::fs::metadata(other).unwrap().dev();
+            let mut wanted = false;
+            flush_if(Path::new(path), |device| {
+                wanted = device != other;
+                false
+            })
+            .unwrap();
+            wanted
+        };
+        assert!(wanted("/proc", "/") && !wanted("/", "/"));
+        flush_other_filesystem(Path::new("/"), Path::new("/absent")).unwrap();
     }
 }

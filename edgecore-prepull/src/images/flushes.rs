@@ -1,36 +1,90 @@
 //! Flushes that images share: a flush that begins after an image or a layer was unpacked covers it for every caller.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex as SyncMutex, PoisonError};
 
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::filesystem::{FlushError, flush_filesystem};
+use super::filesystem::{FlushError, flush_filesystem, flush_other_filesystem};
+use crate::by_key::ByKey;
 
-/// One flush of the image file system at a time.
+/// Where a runtime keeps what it has of images. Each directory may be on a disk of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImageDirectories {
+    /// Unpacked images.
+    pub(crate) unpacked: PathBuf,
+    /// containerd's directory, which contains the content store. For other runtimes it's the directory of unpacked images.
+    pub(crate) root: PathBuf,
+}
+
+/// Flushes of file systems: one of each directory at a time, shared by all who ask for it meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
+    by_directory: ByKey<SharedFlush>,
+    /// containerd's directories, once they are known. CRI doesn't report both.
+    known: SyncMutex<Option<ImageDirectories>>,
+}
+
+impl Flushes {
+    /// Notes which directories containerd uses.
+    pub(crate) fn set_directories(&self, directories: ImageDirectories) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(directories);
+    }
+
+    /// The directories that containerd uses, if they are known.
+    pub(crate) fn directories(&self) -> Option<ImageDirectories> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Brings to disk all data that was written to these directories before this call. A file system with both is flushed once.
+    pub(crate) async fn flush_both(&self, directories: &ImageDirectories) -> Result<(), FlushError> {
+        let ImageDirectories { unpacked, root } = directories;
+        self.flush(unpacked).await?;
+        if root == unpacked {
+            return Ok(());
+        }
+        let key = format!("{} apart from {}", root.display(), unpacked.display());
+        let (of, other) = (root.clone(), unpacked.clone());
+        let flush = move || flush_other_filesystem(&of, &other);
+        self.by_directory.shared_value(&key).flush(root, flush).await
+    }
+
+    /// Brings to disk all data that was written to the file system of this directory before this call.
+    pub(crate) async fn flush(&self, directory: &Path) -> Result<(), FlushError> {
+        let of = directory.to_path_buf();
+        let flush = move || flush_filesystem(&of);
+        self.by_directory.shared_value(&directory.to_string_lossy()).flush(directory, flush).await
+    }
+}
+
+/// One flush at a time.
+#[derive(Debug, Default)]
+struct SharedFlush {
     /// Number of the last flush that began.
     begun: AtomicU64,
     /// Number of the last flush that ended. Locked while one runs.
     ended: Mutex<u64>,
 }
 
-impl Flushes {
-    /// Brings to disk all data that was written before this call. All callers must pass the same directory.
-    pub(crate) async fn flush(&self, directory: PathBuf) -> Result<(), FlushError> {
+impl SharedFlush {
+    async fn flush(
+        &self,
+        directory: &Path,
+        flush: impl FnOnce() -> Result<(), FlushError> + Send + 'static,
+    ) -> Result<(), FlushError> {
         let flush = async {
-            let path = directory.clone();
-            let flushed = spawn_blocking(move || flush_filesystem(&directory)).await;
-            flushed.unwrap_or_else(|error| Err(FlushError::Refused { path, source: io::Error::other(error) }))
+            spawn_blocking(flush).await.unwrap_or_else(|error| {
+                Err(FlushError::Refused { path: directory.to_path_buf(), source: io::Error::other(error) })
+            })
         };
-        self.share_flush(flush).await
+        self.share(flush).await
     }
 
     /// Waits for a successful flush that began after this call. Starts one unless another caller already has.
-    async fn share_flush<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
+    async fn share<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
         let earlier = self.begun.load(Ordering::Relaxed);
         let mut ended = self.ended.lock().await;
         if *ended > earlier {
@@ -95,6 +149,8 @@ impl Drop for NotedPull<'_> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::convert::Infallible;
     use std::time::Duration;
 
@@ -104,7 +160,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn callers_during_a_flush_share_the_next() {
-        let flushes = Flushes::default();
+        let flushes = SharedFlush::default();
         let made = AtomicU64::new(0);
         let flush = || async {
             made.fetch_add(1, Ordering::Relaxed);
@@ -116,28 +172,28 @@ mod tests {
             let (flushes, flush) = (&flushes, &flush);
             async move {
                 sleep(Duration::from_secs(after)).await;
-                let Ok(()) = flushes.share_flush(flush()).await;
+                let Ok(()) = flushes.share(flush()).await;
                 begun.elapsed().as_secs()
             }
         };
         let covered = futures::future::join_all([0, 1, 2, 9].map(come)).await;
         assert_eq!((covered, made.load(Ordering::Relaxed)), (vec![10, 20, 20, 20], 2));
-        let Ok(()) = flushes.share_flush(flush()).await;
+        let Ok(()) = flushes.share(flush()).await;
         assert_eq!((begun.elapsed().as_secs(), made.load(Ordering::Relaxed)), (30, 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_abandoned_flush_covers_no_caller() {
-        let flushes = Flushes::default();
+        let flushes = SharedFlush::default();
         let flush = || async {
             sleep(Duration::from_secs(10)).await;
             Ok::<_, Infallible>(())
         };
         let begun = Instant::now();
-        let given_up = tokio::time::timeout(Duration::from_secs(3), flushes.share_flush(flush()));
+        let given_up = tokio::time::timeout(Duration::from_secs(3), flushes.share(flush()));
         let waits = async {
             sleep(Duration::from_secs(1)).await;
-            let Ok(()) = flushes.share_flush(flush()).await;
+            let Ok(()) = flushes.share(flush()).await;
             begun.elapsed().as_secs()
         };
         let (given_up, covered) = tokio::join!(given_up, waits);
@@ -147,15 +203,38 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_flush_covers_no_caller() {
-        let flushes = Flushes::default();
+        let flushes = SharedFlush::default();
         let flush = |made: Result<(), &'static str>| {
-            flushes.share_flush(async move {
+            flushes.share(async move {
                 tokio::task::yield_now().await;
                 made
             })
         };
         let made = tokio::join!(flush(Err("first")), flush(Err("second")), flush(Ok(())));
         assert_eq!(made, (Err("first"), Err("second"), Ok(())));
+    }
+
+    #[tokio::test]
+    async fn every_directory_has_its_own_flushes() {
+        let existing = tempfile::TempDir::new().unwrap();
+        let absent = existing.path().join("absent");
+        let flushes = Flushes::default();
+        let [first, second] = [(); 2].map(|()| flushes.flush(existing.path()));
+        let made = tokio::join!(first, second, flushes.flush(&absent));
+        assert!(matches!(made, (Ok(()), Ok(()), Err(_))), "{made:?}");
+    }
+
+    #[tokio::test]
+    async fn the_content_store_is_flushed_too() {
+        let existing = tempfile::TempDir::new().unwrap();
+        let here = existing.path().to_path_buf();
+        let absent = here.join("absent");
+        let flushes = Flushes::default();
+        for (unpacked, root, sees) in [(&here, &here, true), (&here, &absent, false), (&absent, &here, false)]
+        {
+            let directories = ImageDirectories { unpacked: unpacked.clone(), root: root.clone() };
+            assert_eq!(flushes.flush_both(&directories).await.is_ok(), sees, "{directories:?}");
+        }
     }
 
     #[test]

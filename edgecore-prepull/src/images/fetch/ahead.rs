@@ -128,7 +128,10 @@ impl UnpackStep<'_> {
             if facts.flushes_layers {
                 return Ok(());
             }
-            fetcher.flush(facts).await.map_err(|error| Status::failed_precondition(error.to_string()))
+            fetcher
+                .flush_unpacked(facts)
+                .await
+                .map_err(|error| Status::failed_precondition(error.to_string()))
         };
         unpacking.set(Some(&self.layer.descriptor.digest));
         match fetcher.unpacker.unpack(unpack, flush).await {

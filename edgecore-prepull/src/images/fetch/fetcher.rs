@@ -198,11 +198,21 @@ impl Fetcher {
     }
 
     /// Brings to disk all that was unpacked before this call.
+    pub(super) async fn flush_unpacked(&self, facts: &RuntimeFacts) -> Result<(), FlushError> {
+        self.flushes.flush(&facts.directories.unpacked).await.inspect_err(warn_of_unflushed)
+    }
+
+    /// Brings to disk all that was unpacked, or written to the content store, before this call. containerd doesn't flush the
+    /// directory of a new blob.
     pub(super) async fn flush(&self, facts: &RuntimeFacts) -> Result<(), FlushError> {
-        let flushed = self.flushes.flush(facts.image_root.clone()).await;
-        flushed.inspect_err(|error| {
-            tracing::warn!(%error, "the runtime's disk isn't flushed; a power cut may damage what is being pulled");
-        })
+        self.flushes.flush_both(&facts.directories).await.inspect_err(warn_of_unflushed)
+    }
+
+    /// Has [`Puller::flush`](crate::images::puller::Puller::flush) find containerd's directories.
+    pub(super) async fn find_directories(&self) {
+        if let Some(directories) = self.runtime.directories().await {
+            self.flushes.set_directories(directories);
+        }
     }
 
     /// Counts bytes that have arrived.
@@ -211,6 +221,10 @@ impl Fetcher {
             metrics.count_downloaded(bytes as u64, is_of_peer);
         }
     }
+}
+
+fn warn_of_unflushed(error: &FlushError) {
+    tracing::warn!(%error, "the runtime's disk isn't flushed; a power cut may damage what is being pulled");
 }
 
 /// Blobs of an image that may arrive at the same time under this limit of bytes a second.

@@ -136,7 +136,7 @@ impl Download<'_> {
         }
         let mut arriving = None;
         if let Some(shared) = self.shared.as_ref().filter(|_| seeker.is_some())
-            && let Some(file) = writer.read_ingest(&of, self.facts.root.clone()).await
+            && let Some(file) = writer.read_ingest(&of, self.facts.directories.root.clone()).await
         {
             let arrivals = &shared.neighbourhood.hub.arrivals;
             arriving = Some(arrivals.offer_blob(&blob.digest, blob.size, part.acknowledged(), file));

@@ -29,6 +29,7 @@ use super::runtime::RuntimeFacts;
 use super::unpacked::parse_diffs;
 use super::unused::{Listing, Needed, find_unused};
 use crate::images::containerd::{BlobKind, of_blob, of_snapshot};
+use crate::images::flushes::ImageDirectories;
 use crate::images::puller::cri::to_pull_error;
 use crate::images::puller::{ErrorClass, PullError};
 
@@ -63,7 +64,7 @@ impl Fetcher {
         // Later pulls count this one.
         let before = self.downloads.earlier_downloads(layers, repository);
         let Some(room) = self.read_room(facts, may_remove).await else {
-            tracing::warn!(root = %facts.root.display(), "the runtime's disk cannot be read, so we can't tell whether the image fits (if the agent runs in a container, mount it there at the same path)");
+            tracing::warn!(root = %facts.directories.root.display(), "the runtime's disk cannot be read, so we can't tell whether the image fits (if the agent runs in a container, mount it there at the same path)");
             return Ok(());
         };
         let own = awaited(layers, Some(repository));
@@ -234,7 +235,7 @@ impl Fetcher {
     }
 
     async fn read_room(&self, facts: &RuntimeFacts, may_remove: bool) -> Option<Room> {
-        let (content, images) = (facts.root.clone(), facts.image_root.clone());
+        let ImageDirectories { unpacked: images, root: content } = facts.directories.clone();
         // statvfs may block for long if the file system's server is dead.
         let read = spawn_blocking(move || {
             Ok::<_, io::Error>((DiskSpace::read(&content)?, DiskSpace::read(&images)?))

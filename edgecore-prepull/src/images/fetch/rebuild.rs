@@ -111,7 +111,7 @@ impl Download<'_> {
         };
         let (sender, mut pieces) = mpsc::channel(PIECES);
         let limits = ApplyLimits::of_layer(delta.tar, layer.size);
-        let (root, digest) = (self.facts.root.clone(), delta.blob.digest.clone());
+        let (root, digest) = (self.facts.directories.root.clone(), delta.blob.digest.clone());
         let directories = old.directories.clone();
         let applying = spawn_blocking(move || {
             let _turn = turn;

@@ -28,6 +28,7 @@ use self::snapshotter::{PLUGIN_TYPE, Snapshotter};
 use self::view::{FilesystemView, Sight};
 use super::stop::FetchStop;
 use crate::images::containerd::ingests_dir;
+use crate::images::flushes::ImageDirectories;
 use crate::images::puller::PullError;
 use crate::images::puller::cri::{MAX_MESSAGE, ask};
 use crate::images::runtime::RuntimeEndpoint;
@@ -52,10 +53,8 @@ pub(super) struct RuntimeFacts {
     pub(super) discards_layers: bool,
     /// Whether the runtime flushes an unpacked layer to disk on request.
     pub(super) flushes_layers: bool,
-    /// Directory of unpacked images.
-    pub(super) image_root: PathBuf,
-    /// containerd's directory, which contains the content store.
-    pub(super) root: PathBuf,
+    /// Where containerd keeps images.
+    pub(super) directories: ImageDirectories,
     /// Image of the containers that hold the namespaces of pods. containerd reports it as pinned since 1.7.4, and since
     /// 2.0 it no longer reports the name.
     pub(super) sandbox: Option<String>,
@@ -66,7 +65,7 @@ struct Storage {
     release: Release,
     config: CriConfig,
     snapshotter: String,
-    image_root: PathBuf,
+    directories: ImageDirectories,
 }
 
 /// A part of the configuration of containerd's CRI plugin.
@@ -91,14 +90,14 @@ impl Runtime {
     /// Reads the facts, or returns a reason to leave the pull to the runtime. `hosts_dir` replaces the directory in the
     /// runtime's configuration.
     pub(super) async fn read_facts(&self, hosts_dir: Option<&Path>) -> Result<RuntimeFacts, FetchStop> {
-        let Storage { release, config, snapshotter, image_root } = self.read_storage().await?;
-        let root = config.root().or_else(|| image_root.parent()).unwrap_or(&image_root).to_path_buf();
+        let Storage { release, config, snapshotter, directories } = self.read_storage().await?;
+        let root = &directories.root;
 
         let peer = self.endpoint.peer_pid().await;
         let view = FilesystemView::of_peer(peer);
         let registries = match config.registries() {
             Some(registries) => registries,
-            None => match file::read_registries(MainFile::find(peer, &root), view.clone()).await {
+            None => match file::read_registries(MainFile::find(peer, root), view.clone()).await {
                 Ok(registries) => registries,
                 // The operator has set the directory.
                 Err(why) if hosts_dir.is_some() => {
@@ -120,7 +119,7 @@ impl Runtime {
         let hosts = HostsFiles { dirs, ignores_server_alone: release.ignores_server_alone() };
         let flushes_layers = release.flushes_layers(&snapshotter);
         let sandbox = config.sandbox_image;
-        Ok(RuntimeFacts { hosts, snapshotter, discards_layers, flushes_layers, image_root, root, sandbox })
+        Ok(RuntimeFacts { hosts, snapshotter, discards_layers, flushes_layers, directories, sandbox })
     }
 
     /// Reads where containerd keeps what it has, or returns a reason why that isn't known.
@@ -138,8 +137,14 @@ impl Runtime {
         let config: CriConfig = config.unwrap_or_default();
         let images = self.image_root().await?;
         let snapshotter = snapshotter::find(&images, config.snapshotter(), &self.snapshotters().await?);
-        let Snapshotter { name: snapshotter, root: image_root } = snapshotter.map_err(FetchStop::StepBack)?;
-        Ok(Storage { release, config, snapshotter, image_root })
+        let Snapshotter { name: snapshotter, root: unpacked } = snapshotter.map_err(FetchStop::StepBack)?;
+        let root = config.root().or_else(|| unpacked.parent()).unwrap_or(&unpacked).to_path_buf();
+        Ok(Storage { release, config, snapshotter, directories: ImageDirectories { unpacked, root } })
+    }
+
+    /// Where containerd keeps images. `None` for other runtimes, and if containerd doesn't answer.
+    pub(super) async fn directories(&self) -> Option<ImageDirectories> {
+        Some(self.read_storage().await.ok()?.directories)
     }
 
     /// Name of the snapshotter, and of the sandbox image if containerd reports it. `None` for other runtimes.
@@ -154,9 +159,10 @@ impl Runtime {
     /// Whether the agent sees the files of containerd's ingests.
     pub(super) async fn shows_ingests(&self, hosts_dir: Option<&Path>) -> bool {
         let Ok(facts) = self.read_facts(hosts_dir).await else { return false };
-        let (dir, view) = (ingests_dir(&facts.root), FilesystemView::of_peer(self.endpoint.peer_pid().await));
+        let (dir, view) =
+            (ingests_dir(&facts.directories.root), FilesystemView::of_peer(self.endpoint.peer_pid().await));
         // containerd from 1.7 on makes the directory for the first blob.
-        let dir = if view.look_at(&dir) == Sight::Absent { &facts.root } else { &dir };
+        let dir = if view.look_at(&dir) == Sight::Absent { &facts.directories.root } else { &dir };
         view.look_at(dir) == Sight::There && std::fs::read_dir(dir).is_ok()
     }
 

@@ -5,7 +5,7 @@ mod progress;
 mod status;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
 use super::{ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
 use crate::images::filesystem::read_filesystem;
-use crate::images::flushes::{Flushes, UnflushedPulls};
+use crate::images::flushes::{Flushes, ImageDirectories, UnflushedPulls};
 use crate::images::runtime::RuntimeEndpoint;
 
 /// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
@@ -147,6 +147,15 @@ impl CriPuller {
         })
     }
 
+    /// The directories that containerd uses, or the one that CRI reports. Before 1.7, containerd's CRI ignores a `root_path`.
+    async fn image_directories(&self) -> Result<ImageDirectories, PullError> {
+        if let Some(directories) = self.flushes.directories() {
+            return Ok(directories);
+        }
+        let unpacked = PathBuf::from(self.read_mountpoint().await?);
+        Ok(ImageDirectories { root: unpacked.clone(), unpacked })
+    }
+
     /// Finds the id of an image that was just pulled. containerd, and CRI-O since 1.36, answer the pull with the id.
     /// cri-dockerd and older CRI-Os answer with a repository and a digest, so we must ask for the id.
     async fn find_id(&self, reference: &str, image_ref: &str) -> Option<String> {
@@ -242,8 +251,8 @@ impl Puller for CriPuller {
 
     async fn flush(&self) {
         let covers = self.unflushed.last_noted();
-        let flushed = match self.read_mountpoint().await {
-            Ok(mountpoint) => self.flushes.flush(mountpoint.into()).await.map_err(|error| error.to_string()),
+        let flushed = match self.image_directories().await {
+            Ok(directories) => self.flushes.flush_both(&directories).await.map_err(|error| error.to_string()),
             Err(error) => Err(error.message),
         };
         match flushed {

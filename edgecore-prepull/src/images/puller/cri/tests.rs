@@ -166,6 +166,17 @@ async fn pulls_of_the_runtime_stay_unflushed_until_flushed() {
     puller.flush().await;
     assert!(!puller.has_unflushed());
 
+    let here = PathBuf::from("/");
+    let lost = ImageDirectories { unpacked: here.clone(), root: "/absent".into() };
+    for (directories, remains) in
+        [(lost, true), (ImageDirectories { unpacked: here.clone(), root: here }, false)]
+    {
+        puller.pull(PullRequest::new("r.io/a:1"), &|_| {}).await.unwrap();
+        puller.containerd().flushes.set_directories(directories);
+        puller.flush().await;
+        assert_eq!(puller.has_unflushed(), remains);
+    }
+
     let hangs = FakeRuntime::named("containerd", None, "");
     let puller = CriPuller::new(hangs.endpoint());
     puller.flush().await;
