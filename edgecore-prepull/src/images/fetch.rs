@@ -419,9 +419,9 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.set_progress_wanted(wanted);
     }
 
-    async fn flush(&self) {
+    async fn flush(&self) -> Result<(), PullError> {
         self.fetcher.find_directories().await;
-        self.inner.flush().await;
+        self.inner.flush().await
     }
 
     fn has_unflushed(&self) -> bool {

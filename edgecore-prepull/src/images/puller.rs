@@ -146,7 +146,10 @@ pub trait Puller: Send + Sync + 'static {
     /// Writes freshly pulled images to disk, unless they are [`Pulled::is_flushed`]. A runtime may answer a pull while
     /// the files are only in memory, and images that lost their files in a power cut still count as present. Concurrent
     /// callers may share a flush.
-    fn flush(&self) -> impl Future<Output = ()> + Send;
+    ///
+    /// # Errors
+    /// The kernel couldn't write all of it, so that images may be damaged. A disk that the agent doesn't see is no error.
+    fn flush(&self) -> impl Future<Output = Result<(), PullError>> + Send;
 
     /// Whether the disk may lack files of present images: the runtime has pulled since the last [`Self::flush`] that
     /// succeeded, or may have pulled before this program began.

@@ -68,14 +68,14 @@ impl Behind {
             for reference in &by_runtime {
                 pull_directly(&mut cri, reference, None).await?;
             }
-            flusher.flush().await;
+            flusher.flush().await?;
             comparison.other.push(begun.elapsed().as_secs_f64());
             comparison.agent.push(through_agent(&fetching, &by_agent, &key).await?.as_secs_f64());
             // The disk is small.
             for reference in by_runtime.iter().chain(&by_agent) {
                 self.containerd.remove_image(reference).await?;
             }
-            flusher.flush().await;
+            flusher.flush().await?;
         }
         Ok(comparison)
     }

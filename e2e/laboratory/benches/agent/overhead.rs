@@ -50,7 +50,7 @@ pub(crate) async fn measure() -> Result<()> {
     pull_directly(&mut cri, &references.next().context("no image")?, login).await?;
     through_agent(&executor, &[references.next().context("no image")?], &key).await?;
     through_agent(&fetching, &[references.next().context("no image")?], &key).await?;
-    puller.flush().await;
+    puller.flush().await?;
     let mut times = [(); WAYS].map(|()| Vec::new());
     for round in 0..ROUNDS {
         // The first pull of a round has the quieter disk, so each way is first in turn. No way pays for another one's
@@ -62,14 +62,14 @@ pub(crate) async fn measure() -> Result<()> {
                 AND_FLUSHED => {
                     let begun = Instant::now();
                     pull_directly(&mut cri, &reference, login).await?;
-                    puller.flush().await;
+                    puller.flush().await?;
                     begun.elapsed()
                 }
                 AGENT => through_agent(&executor, &[reference], &key).await?,
                 _ => through_agent(&fetching, &[reference], &key).await?,
             };
             times[way].push(took.as_secs_f64());
-            puller.flush().await;
+            puller.flush().await?;
         }
     }
     let [ratio, least, most] = ratios(&times[AGENT], &times[AND_FLUSHED]);

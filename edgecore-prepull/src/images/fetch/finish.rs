@@ -3,8 +3,6 @@
 //! If everything is unpacked, we write labels and records as the runtime's own pull does, and don't need the registry
 //! any more. Otherwise the runtime continues, and finds the blobs in the store.
 
-use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -47,7 +45,9 @@ impl<P: Puller> Fetching<P> {
             Ok(()) => true,
             // Then the runtime continues, as it would without the agent.
             Err(FlushError::NotSeen { .. }) => false,
-            Err(FlushError::Refused { path, source }) => return Err(flush_failed(&path, &source).into()),
+            Err(FlushError::Refused { path, source }) => {
+                return Err(PullError::of_flush(&path, &source).into());
+            }
         };
         if let Some(snapshot) = snapshot.filter(|_| is_flushed && !needs_runtime(&request, download.facts)) {
             match self.record(request, reference, download, &snapshot).await {
@@ -161,19 +161,6 @@ impl<P: Puller> Fetching<P> {
         }
         Ok(false)
     }
-}
-
-/// The next attempt may succeed: the kernel has given up on the pages that it couldn't write, and we fetch them again.
-fn flush_failed(path: &Path, error: &io::Error) -> PullError {
-    let class = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorClass::NoSpace,
-        _ => ErrorClass::Transient,
-    };
-    let path = path.display();
-    let message = format!(
-        "the image is fetched, and cannot be brought to the disk of {path}: {error} (look at the disk and at the kernel's log)"
-    );
-    PullError::new(class, message)
 }
 
 /// Whether the runtime must pull the image in any case. It removes layers that it's configured to discard, and labels

@@ -31,7 +31,7 @@ use self::status::to_error_of_pull;
 pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
 use super::{ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
-use crate::images::filesystem::read_filesystem;
+use crate::images::filesystem::{FlushError, read_filesystem};
 use crate::images::flushes::{Flushes, ImageDirectories, UnflushedPulls};
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -249,20 +249,25 @@ impl Puller for CriPuller {
         self.watcher.set_progress_wanted(wanted);
     }
 
-    async fn flush(&self) {
+    async fn flush(&self) -> Result<(), PullError> {
         let covers = self.unflushed.last_noted();
-        let flushed = match self.image_directories().await {
-            Ok(directories) => self.flushes.flush_both(&directories).await.map_err(|error| error.to_string()),
-            Err(error) => Err(error.message),
+        let unseen = match self.image_directories().await {
+            Ok(directories) => match self.flushes.flush_both(&directories).await {
+                Ok(()) => {
+                    self.unflushed.cover(covers);
+                    return Ok(());
+                }
+                Err(FlushError::Refused { path, source }) => return Err(PullError::of_flush(&path, &source)),
+                Err(error @ FlushError::NotSeen { .. }) => error.to_string(),
+            },
+            Err(error) => error.message,
         };
-        match flushed {
-            Ok(()) => self.unflushed.cover(covers),
-            // The image is there: only a power cut within the next minute could harm it.
-            Err(error) => tracing::warn!(
-                error,
-                "the image file system cannot be flushed; a power cut soon may damage the image that was just pulled"
-            ),
-        }
+        // The image is there: only a power cut within the next minute could harm it.
+        tracing::warn!(
+            error = unseen,
+            "the image file system cannot be flushed; a power cut soon may damage the image that was just pulled"
+        );
+        Ok(())
     }
 
     fn has_unflushed(&self) -> bool {

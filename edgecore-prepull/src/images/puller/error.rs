@@ -1,6 +1,8 @@
 //! Errors of a pull: their class, which decides on the next attempt, their code, which groups them in tools, and a
 //! message without secrets.
 
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
@@ -28,6 +30,20 @@ impl PullError {
     pub(crate) fn new(class: ErrorClass, message: impl AsRef<str>) -> Self {
         let message = redact(message.as_ref());
         Self { class, code: class.usual_code(), message, retry_after: None }
+    }
+
+    /// The kernel couldn't write an image to its disk, and has given up on what it couldn't write. Another attempt may write it
+    /// again.
+    pub(crate) fn of_flush(path: &Path, error: &io::Error) -> Self {
+        let class = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorClass::NoSpace,
+            _ => ErrorClass::Transient,
+        };
+        let path = path.display();
+        let message = format!(
+            "the image is fetched, and cannot be brought to the disk of {path}: {error} (look at the disk and at the kernel's log)"
+        );
+        Self::new(class, message)
     }
 
     /// The same error with this code.

@@ -61,6 +61,8 @@ pub(crate) struct FakePullerState {
     pub(crate) unflushed: bool,
     /// Whether a pull also flushes.
     pub(crate) pulls_to_disk: bool,
+    /// Errors for the next flushes.
+    pub(crate) flush_errors: Vec<PullError>,
     /// Duration of a flush.
     pub(crate) flush_takes: Duration,
     /// Number of version requests that still find the runtime down.
@@ -223,7 +225,7 @@ impl Puller for Fake {
         Ok(Removed::Freed(state.held.remove(at).size))
     }
 
-    async fn flush(&self) {
+    async fn flush(&self) -> Result<(), PullError> {
         // Anything that doesn't wait for this happens before it.
         for _ in 0..10 {
             tokio::task::yield_now().await;
@@ -231,8 +233,12 @@ impl Puller for Fake {
         let takes = self.state.lock().unwrap().flush_takes;
         sleep(takes).await;
         let mut state = self.state.lock().unwrap();
+        if let Some(error) = state.flush_errors.pop() {
+            return Err(error);
+        }
         state.flushed += 1;
         state.unflushed = false;
+        Ok(())
     }
 
     fn has_unflushed(&self) -> bool {

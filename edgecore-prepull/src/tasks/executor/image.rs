@@ -1,8 +1,9 @@
 //! Pulls single images: attempts, backoff, and the limits that all tasks of the node share.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
@@ -56,6 +57,8 @@ pub(super) struct ImagePulls<P> {
     pub(super) metrics: Option<Arc<AgentMetrics>>,
     /// Whether unfinished pulls may have left content in the runtime, also before a restart.
     leftovers: AtomicBool,
+    /// References that the runtime has pulled and the disk has refused, each with the error. Pulling again may not repair them.
+    refused: Mutex<HashMap<String, PullError>>,
 }
 
 impl<P: Puller> ImagePulls<P> {
@@ -73,6 +76,7 @@ impl<P: Puller> ImagePulls<P> {
             wanted: WantedImages::default(),
             metrics: None,
             leftovers: AtomicBool::new(true),
+            refused: Mutex::default(),
         }
     }
 
@@ -184,11 +188,26 @@ impl<P: Puller> ImagePulls<P> {
 
     /// The result of an image that the runtime has. If a restart or a deadline came before the flush of its pull, that is made
     /// up for now.
-    async fn report_present(&self, present: Present) -> ImageResult {
+    ///
+    /// # Errors
+    /// The disk refuses the flush, or has refused that of its pull. The kernel reports that once, so we remember it.
+    async fn report_present(&self, reference: &str, present: Present) -> Result<ImageResult, PullError> {
         if self.puller.has_unflushed() {
-            self.puller.flush().await;
+            self.puller.flush().await?;
         }
-        already_present(present)
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.get(reference).cloned().map_or_else(|| Ok(already_present(present)), Err)
+    }
+
+    /// Brings an image that was just pulled to the disk.
+    async fn flush_pulled(&self, reference: &str, pulled: &Pulled) -> Result<(), PullError> {
+        let flushed = if pulled.is_flushed { Ok(()) } else { self.puller.flush().await };
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        match &flushed {
+            Ok(()) => refused.remove(reference),
+            Err(error) => refused.insert(reference.to_owned(), error.clone()),
+        };
+        flushed
     }
 
     /// Releases the reference for this task, unless another task will resume it.
@@ -225,7 +244,7 @@ impl<P: Puller> ImagePulls<P> {
             PullPolicy::IfNotPresent => {
                 let is_open = context.control.borrow().terms.window_state(self.clock.wall()).is_open;
                 if !is_open && let Some(present) = self.puller.look_up(&image.reference).await? {
-                    return Ok(Some(self.report_present(present).await));
+                    return self.report_present(&image.reference, present).await.map(Some);
                 }
                 wait_until(true, context.control.clone(), &self.clock).await;
             }
@@ -243,7 +262,7 @@ impl<P: Puller> ImagePulls<P> {
             PullPolicy::Never | PullPolicy::IfNotPresent => {
                 if let Some(present) = self.puller.look_up(&image.reference).await? {
                     drop((of_task, of_node));
-                    return Ok(Some(self.report_present(present).await));
+                    return self.report_present(&image.reference, present).await.map(Some);
                 }
                 if image.policy == PullPolicy::Never {
                     return Err(not_present());
@@ -311,9 +330,7 @@ impl<P: Puller> ImagePulls<P> {
                 // The image now needs the disk; the next one can use the link.
                 drop((of_task, of_node));
                 // Before we report it: an image that's reported as pulled must survive a power cut.
-                if !pulled.is_flushed {
-                    self.puller.flush().await;
-                }
+                self.flush_pulled(&image.reference, &pulled).await?;
                 *recent = Some(RecentPull::new(&key, &pulled));
                 Ok(Some(just_pulled(pulled)))
             }

@@ -159,11 +159,11 @@ async fn pulls_of_the_runtime_stay_unflushed_until_flushed() {
     let runtime = FakeRuntime::start(&digits, &digits);
     let puller = CriPuller::new(runtime.endpoint());
     assert!(puller.has_unflushed(), "a pull before the start");
-    puller.flush().await;
+    puller.flush().await.unwrap();
     assert!(!puller.has_unflushed());
     puller.pull(PullRequest::new("r.io/a:1"), &|_| {}).await.unwrap();
     assert!(puller.has_unflushed());
-    puller.flush().await;
+    puller.flush().await.unwrap();
     assert!(!puller.has_unflushed());
 
     let here = PathBuf::from("/");
@@ -173,14 +173,27 @@ async fn pulls_of_the_runtime_stay_unflushed_until_flushed() {
     {
         puller.pull(PullRequest::new("r.io/a:1"), &|_| {}).await.unwrap();
         puller.containerd().flushes.set_directories(directories);
-        puller.flush().await;
+        puller.flush().await.unwrap();
         assert_eq!(puller.has_unflushed(), remains);
     }
 
     let hangs = FakeRuntime::named("containerd", None, "");
     let puller = CriPuller::new(hangs.endpoint());
-    puller.flush().await;
+    puller.flush().await.unwrap();
     let pull = timeout(Duration::from_millis(50), puller.pull(PullRequest::new("r.io/a:1"), &|_| {}));
     assert!(pull.await.is_err());
     assert!(puller.has_unflushed(), "the runtime may have gone on");
+}
+
+#[tokio::test]
+async fn only_a_refused_flush_is_an_error() {
+    let runtime = FakeRuntime::start("", "");
+    let puller = CriPuller::new(runtime.endpoint());
+    // A file in place of a directory is the only refusal that every machine has.
+    for (root, refused) in [("/absent", None), ("/dev/null/x", Some(ErrorClass::Transient))] {
+        let directories = ImageDirectories { unpacked: root.into(), root: root.into() };
+        puller.containerd().flushes.set_directories(directories);
+        assert_eq!(puller.flush().await.err().map(|error| error.class), refused);
+        assert!(puller.has_unflushed());
+    }
 }

@@ -79,3 +79,32 @@ async fn no_image_is_present_during_its_flush() {
     assert_eq!(outcomes(&end), [Already]);
     assert!(fake.state.lock().unwrap().flushed > 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_the_disk_refuses_fails() {
+    for (policy, retries) in [(PullPolicy::Always, 0), (PullPolicy::IfNotPresent, 2)] {
+        let fake = Fake::new();
+        fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::Transient, "I/O error")];
+        let executor = executor(&fake);
+        let end = run_on(&executor, execution(vec![image("a", policy, retries)])).await;
+        assert_eq!((outcomes(&end), end.images[0].reason.as_str()), (vec![Failed], "I/O error"));
+        // Nothing repairs what is there, and the kernel reports the loss once.
+        let looks = || execution(vec![image("a", PullPolicy::IfNotPresent, 0)]);
+        assert_eq!(outcomes(&run_on(&executor, looks()).await), [Failed]);
+        fake.state.lock().unwrap().present.clear();
+        assert_eq!(outcomes(&run_on(&executor, looks()).await), [New]);
+        assert_eq!(outcomes(&run_on(&executor, looks()).await), [Already]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_flush_fails_a_present_image() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().present = vec!["a".to_owned()];
+    fake.state.lock().unwrap().unflushed = true;
+    fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::NoSpace, "full")];
+    let looks = || execution(vec![image("a", PullPolicy::IfNotPresent, 0)]);
+    let end = run(&fake, looks()).await;
+    assert_eq!((outcomes(&end), end.images[0].code), (vec![Failed], Some(Is::NoSpace)));
+    assert_eq!(outcomes(&run(&fake, looks()).await), [Already]);
+}
