@@ -61,7 +61,8 @@ const RUNTIME_PROBE: Duration = Duration::from_secs(10);
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for closing the session and for the last write to the ledger; our systemd unit kills after 20 s.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Threads for blocking operations: name resolution, flushing, and questions that may hang on a dead file system.
+/// Threads for blocking operations: name resolution, flushing, and questions that may hang on a dead file system. A disk
+/// that hangs keeps one for flushes of each directory, and one for each kind of question about its free space.
 const BLOCKING_THREADS: usize = 4;
 
 /// Parses the command line and runs its command. Errors go to stderr, with their causes.

@@ -3,8 +3,11 @@
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use prepull_api::wire::Filesystem;
+use tokio::sync::Mutex;
+use tokio::task::{JoinError, spawn_blocking};
 
 /// Reads capacity and free space for an unprivileged writer. May block on a dead file server.
 pub(crate) fn read_filesystem(mountpoint: &Path) -> io::Result<Filesystem> {
@@ -16,8 +19,31 @@ pub(crate) fn read_filesystem(mountpoint: &Path) -> io::Result<Filesystem> {
     })
 }
 
+/// Questions to file systems that may block for long, one at a time. The thread of an abandoned one hangs until the kernel
+/// answers, and there are few threads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OneQuestion(Arc<Mutex<()>>);
+
+impl OneQuestion {
+    /// Asks once the question before has its answer.
+    ///
+    /// # Errors
+    /// The question panicked, or the program ends.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let turn = Arc::clone(&self.0).lock_owned().await;
+        let asked = spawn_blocking(move || {
+            let _turn = turn;
+            question()
+        });
+        asked.await
+    }
+}
+
 /// Reason why a file system wasn't flushed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum FlushError {
     /// The directory can't be opened: an agent in a container doesn't see all directories of the runtime.
     #[error("cannot open {}: {source} (if the agent runs in a container, mount it there at the same path)", path.display())]
@@ -25,7 +51,7 @@ pub(crate) enum FlushError {
         /// The directory.
         path: PathBuf,
         /// The error of opening it.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
     /// The flush failed.
     #[error("cannot flush the file system of {}: {source}", path.display())]
@@ -33,7 +59,7 @@ pub(crate) enum FlushError {
         /// A directory of the file system.
         path: PathBuf,
         /// The error of the kernel.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
 }
 
@@ -56,9 +82,13 @@ fn flush_if(path: &Path, is_wanted: impl FnOnce(u64) -> bool) -> Result<(), Flus
         }
         Ok(())
     });
-    flushed.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => FlushError::NotSeen { path, source },
-        _ => FlushError::Refused { path, source },
+    flushed.map_err(|error| {
+        let kind = error.kind();
+        let source = Arc::new(error);
+        match kind {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => FlushError::NotSeen { path, source },
+            _ => FlushError::Refused { path, source },
+        }
     })
 }
 
@@ -95,5 +125,24 @@ mod tests {
         };
         assert!(wanted("/proc", "/") && !wanted("/", "/"));
         flush_other_filesystem(Path::new("/"), Path::new("/absent")).unwrap();
+    }
+
+    #[tokio::test]
+    async fn abandoned_questions_keep_one_thread() {
+        let one = OneQuestion::default();
+        let (asked, questions) = std::sync::mpsc::channel();
+        let (answer, answers) = std::sync::mpsc::channel::<()>();
+        let answers = Arc::new(std::sync::Mutex::new(answers));
+        for _ in 0..4 {
+            let (asked, answers) = (asked.clone(), Arc::clone(&answers));
+            let hangs = one.ask(move || {
+                asked.send(()).unwrap();
+                let _ = answers.lock().unwrap().recv();
+            });
+            assert!(tokio::time::timeout(std::time::Duration::from_millis(20), hangs).await.is_err());
+        }
+        assert_eq!(questions.try_iter().count(), 1);
+        drop(answer);
+        assert_eq!(one.ask(|| 7).await.unwrap(), 7);
     }
 }

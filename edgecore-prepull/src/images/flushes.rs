@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex as SyncMutex, PoisonError};
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
@@ -60,42 +60,72 @@ impl Flushes {
     }
 }
 
-/// One flush at a time.
+/// One flush at a time. It goes on if its callers are dropped: the kernel can't be interrupted, and another call would keep
+/// another thread.
 #[derive(Debug, Default)]
 struct SharedFlush {
     /// Number of the last flush that began.
     begun: AtomicU64,
-    /// Number of the last flush that ended. Locked while one runs.
-    ended: Mutex<u64>,
+    /// Number of the last flush that ended.
+    ended: AtomicU64,
+    /// The last flush that failed. Locked while one runs.
+    failed: Arc<Mutex<Option<FailedFlush>>>,
+}
+
+#[derive(Debug)]
+struct FailedFlush {
+    number: u64,
+    error: FlushError,
 }
 
 impl SharedFlush {
     async fn flush(
-        &self,
+        self: Arc<Self>,
         directory: &Path,
         flush: impl FnOnce() -> Result<(), FlushError> + Send + 'static,
     ) -> Result<(), FlushError> {
+        let path = directory.to_path_buf();
         let flush = async {
             spawn_blocking(flush).await.unwrap_or_else(|error| {
-                Err(FlushError::Refused { path: directory.to_path_buf(), source: io::Error::other(error) })
+                Err(FlushError::Refused { path, source: Arc::new(io::Error::other(error)) })
             })
         };
         self.share(flush).await
     }
 
     /// Waits for a successful flush that began after this call. Starts one unless another caller already has.
-    async fn share<E>(&self, flush: impl Future<Output = Result<(), E>>) -> Result<(), E> {
-        let earlier = self.begun.load(Ordering::Relaxed);
-        let mut ended = self.ended.lock().await;
-        if *ended > earlier {
+    ///
+    /// # Errors
+    /// A flush has failed while this call waited, even if another caller began it: the kernel reports lost data only once.
+    async fn share(
+        self: Arc<Self>,
+        flush: impl Future<Output = Result<(), FlushError>> + Send + 'static,
+    ) -> Result<(), FlushError> {
+        let (begun, ended) = (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
+        let mut failed = Arc::clone(&self.failed).lock_owned().await;
+        if let Some(FailedFlush { number, error }) = &*failed
+            && *number > ended
+        {
+            return Err(error.clone());
+        }
+        if self.ended.load(Ordering::Relaxed) > begun {
             return Ok(());
         }
         // Only the holder of the lock increments it.
         let number = self.begun.load(Ordering::Relaxed) + 1;
         self.begun.store(number, Ordering::Relaxed);
-        flush.await?;
-        *ended = number;
-        Ok(())
+        let running = tokio::spawn(async move {
+            let flushed = flush.await;
+            if let Err(error) = &flushed {
+                *failed = Some(FailedFlush { number, error: error.clone() });
+            }
+            self.ended.store(number, Ordering::Relaxed);
+            flushed
+        });
+        match running.await {
+            Ok(flushed) => flushed,
+            Err(died) => std::panic::resume_unwind(died.into_panic()),
+        }
     }
 }
 
@@ -151,67 +181,95 @@ impl Drop for NotedPull<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::convert::Infallible;
     use std::time::Duration;
 
     use tokio::time::{Instant, sleep};
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn callers_during_a_flush_share_the_next() {
-        let flushes = SharedFlush::default();
-        let made = AtomicU64::new(0);
-        let flush = || async {
+    /// A flush of ten seconds, which is counted.
+    fn slow(made: &Arc<AtomicU64>) -> impl Future<Output = Result<(), FlushError>> + Send + use<> {
+        let made = Arc::clone(made);
+        async move {
             made.fetch_add(1, Ordering::Relaxed);
             sleep(Duration::from_secs(10)).await;
-            Ok::<_, Infallible>(())
-        };
+            Ok(())
+        }
+    }
+
+    fn shared() -> (Arc<SharedFlush>, Arc<AtomicU64>) {
+        (Arc::default(), Arc::default())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_during_a_flush_share_the_next() {
+        let (flushes, made) = shared();
         let begun = Instant::now();
         let come = |after| {
-            let (flushes, flush) = (&flushes, &flush);
+            let (flushes, made) = (Arc::clone(&flushes), &made);
             async move {
                 sleep(Duration::from_secs(after)).await;
-                let Ok(()) = flushes.share(flush()).await;
+                flushes.share(slow(made)).await.unwrap();
                 begun.elapsed().as_secs()
             }
         };
         let covered = futures::future::join_all([0, 1, 2, 9].map(come)).await;
         assert_eq!((covered, made.load(Ordering::Relaxed)), (vec![10, 20, 20, 20], 2));
-        let Ok(()) = flushes.share(flush()).await;
+        flushes.share(slow(&made)).await.unwrap();
         assert_eq!((begun.elapsed().as_secs(), made.load(Ordering::Relaxed)), (30, 3));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_abandoned_flush_covers_no_caller() {
-        let flushes = SharedFlush::default();
-        let flush = || async {
-            sleep(Duration::from_secs(10)).await;
-            Ok::<_, Infallible>(())
-        };
+    async fn an_abandoned_flush_covers_no_later_caller() {
+        let (flushes, made) = shared();
         let begun = Instant::now();
-        let given_up = tokio::time::timeout(Duration::from_secs(3), flushes.share(flush()));
+        let given_up = tokio::time::timeout(Duration::from_secs(3), Arc::clone(&flushes).share(slow(&made)));
         let waits = async {
             sleep(Duration::from_secs(1)).await;
-            let Ok(()) = flushes.share(flush()).await;
+            Arc::clone(&flushes).share(slow(&made)).await.unwrap();
             begun.elapsed().as_secs()
         };
         let (given_up, covered) = tokio::join!(given_up, waits);
         assert!(given_up.is_err());
-        assert_eq!(covered, 13);
+        assert_eq!((covered, made.load(Ordering::Relaxed)), (20, 2));
     }
 
     #[tokio::test]
-    async fn a_failed_flush_covers_no_caller() {
-        let flushes = SharedFlush::default();
+    async fn abandoned_flushes_keep_one_thread() {
+        let flushes = Flushes::default();
+        let made = Arc::<AtomicU64>::default();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(SyncMutex::new(released));
+        for _ in 0..4 {
+            let (made, released) = (Arc::clone(&made), Arc::clone(&released));
+            let hangs = move || {
+                made.fetch_add(1, Ordering::Relaxed);
+                let _ = released.lock().unwrap().recv();
+                Ok(())
+            };
+            let flush = flushes.by_directory.shared_value("/a").flush(Path::new("/a"), hangs);
+            assert!(tokio::time::timeout(Duration::from_millis(20), flush).await.is_err());
+        }
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+        drop(release);
+        flushes.by_directory.shared_value("/a").flush(Path::new("/a"), || Ok(())).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_failed_flush_fails_all_who_wait() {
+        let (flushes, _) = shared();
         let flush = |made: Result<(), &'static str>| {
-            flushes.share(async move {
+            let source = |text| Arc::new(io::Error::other(text));
+            let made = made.map_err(|text| FlushError::Refused { path: "/".into(), source: source(text) });
+            Arc::clone(&flushes).share(async move {
                 tokio::task::yield_now().await;
                 made
             })
         };
         let made = tokio::join!(flush(Err("first")), flush(Err("second")), flush(Ok(())));
-        assert_eq!(made, (Err("first"), Err("second"), Ok(())));
+        let first = |made: Result<(), FlushError>| made.unwrap_err().to_string().contains("first");
+        assert!(first(made.0) && first(made.1) && first(made.2));
+        flush(Ok(())).await.unwrap();
     }
 
     #[tokio::test]

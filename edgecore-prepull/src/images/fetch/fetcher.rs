@@ -24,7 +24,7 @@ use crate::clock::CloudClock;
 use crate::images::containerd::{
     Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases, Unpacker,
 };
-use crate::images::filesystem::FlushError;
+use crate::images::filesystem::{FlushError, OneQuestion};
 use crate::images::flushes::Flushes;
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
@@ -61,6 +61,7 @@ pub(super) struct Fetcher {
     /// Snapshots that are being unpacked, by name.
     pub(super) chains: ByKey<AsyncMutex<()>>,
     flushes: Arc<Flushes>,
+    pub(super) filesystem: OneQuestion,
     pub(super) unreachable: Unreachable,
     pub(super) downloads: ActiveDownloads,
     pub(super) refused: RefusedDeltas,
@@ -100,6 +101,7 @@ impl Fetcher {
             flights: Flights::default(),
             chains: ByKey::default(),
             flushes,
+            filesystem: OneQuestion::default(),
             unreachable: Unreachable::default(),
             downloads: ActiveDownloads::default(),
             refused: RefusedDeltas::default(),

@@ -16,7 +16,6 @@ use std::time::{Duration, SystemTime};
 use prepull_api::image::Reference;
 use prepull_registry::Repository;
 use prepull_registry::manifest::MAX_MANIFEST;
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tonic::metadata::{Ascii, MetadataValue};
 
@@ -237,9 +236,9 @@ impl Fetcher {
     async fn read_room(&self, facts: &RuntimeFacts, may_remove: bool) -> Option<Room> {
         let ImageDirectories { unpacked: images, root: content } = facts.directories.clone();
         // statvfs may block for long if the file system's server is dead.
-        let read = spawn_blocking(move || {
-            Ok::<_, io::Error>((DiskSpace::read(&content)?, DiskSpace::read(&images)?))
-        });
+        let read = self
+            .filesystem
+            .ask(move || Ok::<_, io::Error>((DiskSpace::read(&content)?, DiskSpace::read(&images)?)));
         let (content, images) = read.await.ok()?.ok()?;
         let rules = *self.room.borrow();
         let rules = RoomRules { make_room: rules.make_room && may_remove, ..rules };

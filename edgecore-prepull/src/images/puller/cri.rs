@@ -31,7 +31,7 @@ use self::status::to_error_of_pull;
 pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
 use super::{ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
-use crate::images::filesystem::{FlushError, read_filesystem};
+use crate::images::filesystem::{FlushError, OneQuestion, read_filesystem};
 use crate::images::flushes::{Flushes, ImageDirectories, UnflushedPulls};
 use crate::images::runtime::RuntimeEndpoint;
 
@@ -58,6 +58,7 @@ pub struct CriPuller {
     pins: Arc<Pins>,
     flushes: Arc<Flushes>,
     unflushed: Arc<UnflushedPulls>,
+    filesystem: OneQuestion,
 }
 
 impl CriPuller {
@@ -85,6 +86,7 @@ impl CriPuller {
             leases,
             flushes: Arc::default(),
             unflushed: Arc::default(),
+            filesystem: OneQuestion::default(),
             channel,
         }
     }
@@ -241,7 +243,7 @@ impl Puller for CriPuller {
     async fn read_filesystem(&self) -> Result<Filesystem, PullError> {
         let mountpoint = self.read_mountpoint().await?;
         // statvfs may block for long if the file system's server is dead.
-        let read = tokio::task::spawn_blocking(move || read_image_filesystem(&mountpoint)).await;
+        let read = self.filesystem.ask(move || read_image_filesystem(&mountpoint)).await;
         read.unwrap_or_else(|error| Err(PullError::new(ErrorClass::Transient, error.to_string())))
     }
 
