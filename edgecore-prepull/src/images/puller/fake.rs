@@ -57,8 +57,8 @@ pub(crate) struct FakePullerState {
     pub(crate) filesystem_errors: Vec<ErrorClass>,
     /// Number of flushes.
     pub(crate) flushed: usize,
-    /// Whether the disk may lack files of present images.
-    pub(crate) unflushed: bool,
+    /// Number of pulls that no flush covers.
+    pub(crate) unflushed: usize,
     /// Whether a pull also flushes.
     pub(crate) pulls_to_disk: bool,
     /// Errors for the next flushes.
@@ -160,7 +160,7 @@ impl Puller for Fake {
         result?;
         let mut state = self.state.lock().unwrap();
         state.present.push(reference.to_owned());
-        state.unflushed |= !state.pulls_to_disk;
+        state.unflushed += usize::from(!state.pulls_to_disk);
         Ok(Pulled {
             warning: state.warning.clone(),
             digest: Some("sha256:d".to_owned()),
@@ -237,12 +237,12 @@ impl Puller for Fake {
             return Err(error);
         }
         state.flushed += 1;
-        state.unflushed = false;
+        state.unflushed = 0;
         Ok(())
     }
 
     fn has_unflushed(&self) -> bool {
-        self.state.lock().unwrap().unflushed
+        self.state.lock().unwrap().unflushed > 0
     }
 
     async fn give_up(&self, reference: &str) {

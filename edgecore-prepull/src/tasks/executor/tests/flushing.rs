@@ -24,7 +24,7 @@ async fn a_present_image_is_flushed_once_a_start() {
     for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
         let fake = Fake::new();
         fake.state.lock().unwrap().present = vec!["a".to_owned()];
-        fake.state.lock().unwrap().unflushed = true;
+        fake.state.lock().unwrap().unflushed = 1;
         let executor = executor(&fake);
         for _ in 0..2 {
             let end = run_on(&executor, execution(vec![image("a", policy, 0)])).await;
@@ -101,7 +101,7 @@ async fn an_image_that_the_disk_refuses_fails() {
 async fn a_refused_flush_fails_a_present_image() {
     let fake = Fake::new();
     fake.state.lock().unwrap().present = vec!["a".to_owned()];
-    fake.state.lock().unwrap().unflushed = true;
+    fake.state.lock().unwrap().unflushed = 1;
     fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::NoSpace, "full")];
     let looks = || execution(vec![image("a", PullPolicy::IfNotPresent, 0)]);
     let end = run(&fake, looks()).await;
