@@ -28,6 +28,9 @@ use crate::proxy::{Proxies, Proxy};
 /// Limit for TCP to one address, unless hosts.toml has a `dial_timeout`.
 pub(crate) const DIAL: Duration = Duration::from_secs(10);
 
+/// Longest wait for the addresses of a name that a proxy will resolve: a machine behind one may have no DNS.
+const LOOK_UP: Duration = Duration::from_secs(2);
+
 /// The connection of a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
@@ -100,7 +103,10 @@ impl Inner {
         let secure = uri.scheme_str() == Some("https");
         let (tcp, proxied) = match self.proxies.for_uri(&uri) {
             None => (self.dial_direct(uri).await?, false),
-            Some(proxy) => (self.dial_proxy(proxy, uri, secure).await?, true),
+            Some(proxy) => {
+                self.check_name(&host).await?;
+                (self.dial_proxy(proxy, uri, secure).await?, true)
+            }
         };
         let peer = if proxied { None } else { tcp.peer_addr().ok() };
         let peer = Peer { address: peer.as_ref().map(SocketAddr::ip) };
@@ -121,6 +127,20 @@ impl Inner {
                 Err(find_refusal(&error)
                     .unwrap_or_else(|| ConnectError::Tcp(crate::error::error_chain(&error))))
             }
+        }
+    }
+
+    /// Refuses a name if this machine knows only forbidden addresses of it. The proxy resolves it again, and its own rules
+    /// decide about a name that it knows otherwise, or that we don't know.
+    async fn check_name(&self, host: &str) -> Result<(), ConnectError> {
+        let Ok(name) = host.parse::<Name>() else { return Ok(()) };
+        if self.reach == Reach::Any {
+            return Ok(());
+        }
+        let mut resolver = CheckedResolver { resolver: GaiResolver::new(), reach: self.reach };
+        match timeout(LOOK_UP, resolver.call(name)).await {
+            Ok(Err(error)) => find_refusal(error.as_ref()).map_or(Ok(()), Err),
+            Ok(Ok(_)) | Err(_) => Ok(()),
         }
     }
 

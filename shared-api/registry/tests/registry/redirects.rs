@@ -120,6 +120,34 @@ async fn a_registry_elsewhere_does_not_lead_to_the_node_itself() {
 }
 
 #[tokio::test]
+async fn no_name_leads_a_proxy_to_the_node_itself() {
+    for (host, class) in
+        [("127.1", Some("loopback")), ("2852039166", Some("link-local")), ("storage.invalid", None)]
+    {
+        let to = format!("http://{host}/blob");
+        let proxy = Server::start(move |seen| match seen.target.as_str() {
+            target if target == to => reply(200, &[], CONTENT),
+            _ => reply(302, &[("Location", &to)], ""),
+        })
+        .await;
+        let through = format!("http://{}", proxy.at);
+        let proxies = Proxies::from_variables(|name| (name == "HTTP_PROXY").then(|| through.clone()));
+        let hosts = tempfile::tempdir().unwrap();
+        write_hosts(hosts.path(), "r.example", "server = \"http://r.example\"\n");
+        let repository = repository(&client_with(hosts.path(), proxies), "r.example/team/app:v1", None);
+        match (repository.fetch_blob(&blob(), 0, &[]).await, class) {
+            (Ok(stream), None) => assert_eq!(drain(stream).await, (CONTENT.to_vec(), None)),
+            (Err(error), Some(class)) => {
+                assert_eq!(error.kind, ErrorKind::Protocol, "{host}: {error}");
+                assert!(error.message.contains(class), "{host}: {error}");
+                assert_eq!(proxy.seen().len(), 1, "{host}");
+            }
+            (fetched, _) => panic!("{host}: {:?}", fetched.err()),
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_local_registry_may_redirect_locally() {
     let storage = Server::start(|_| reply(200, &[], CONTENT)).await;
     let to = format!("http://localhost:{}/blob", storage.at.port());
