@@ -9,7 +9,7 @@ mod unpacked;
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
-use http::header::{ACCEPT, RANGE};
+use http::header::{ACCEPT, AUTHORIZATION, RANGE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use prepull_api::credentials::RegistryCredential;
 use prepull_api::image::NormalizedReference;
@@ -98,6 +98,14 @@ impl Repository {
     /// The reference that this is about.
     pub fn reference(&self) -> &NormalizedReference {
         &self.reference
+    }
+
+    /// Whether hosts.toml has a credential of this machine for an endpoint: an `Authorization` header or a client certificate.
+    pub fn has_machine_credential(&self) -> bool {
+        let has = |endpoint: &RegistryEndpoint| {
+            endpoint.headers.contains_key(AUTHORIZATION) || endpoint.tls.has_client_certificate()
+        };
+        self.endpoints.iter().any(has)
     }
 
     /// Asks what the reference points to now. A reference with a digest is asked for by the digest alone.

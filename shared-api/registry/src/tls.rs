@@ -47,6 +47,10 @@ impl Tls {
         Ok(())
     }
 
+    pub(crate) fn has_client_certificate(&self) -> bool {
+        self.pair.is_some()
+    }
+
     pub(crate) fn skip_verify(&mut self, skip: bool) {
         self.skip_verify = skip;
     }

@@ -44,6 +44,8 @@ pub(crate) struct FakePullerState {
     pub(crate) pulls: Vec<String>,
     pub(crate) sandboxes: Vec<Option<SandboxMetadata>>,
     pub(crate) passwords: Vec<Option<String>>,
+    /// Whether each pull may share with the site.
+    pub(crate) shared: Vec<bool>,
     pub(crate) running: usize,
     /// Largest number of concurrent pulls.
     pub(crate) most: usize,
@@ -120,12 +122,13 @@ impl Drop for RunningPull<'_> {
 
 impl Puller for Fake {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
-        let PullRequest { reference, credential, sandbox, terms: _, fetched_for: _ } = request;
+        let PullRequest { reference, credential, sandbox, terms, fetched_for: _ } = request;
         {
             let mut state = self.state.lock().unwrap();
             state.pulls.push(reference.to_owned());
             state.sandboxes.push(sandbox.cloned());
             state.passwords.push(credential.map(|credential| credential.password.expose().to_owned()));
+            state.shared.push(terms.shared_for.is_some());
             state.running += 1;
             state.most = state.most.max(state.running);
         }

@@ -28,6 +28,7 @@ pub(super) async fn pull_with_key<P: Puller>(
     key: &PullKey,
     asking: &AtomicBool,
 ) -> Result<Pulled, PullError> {
+    let terms = attempt.terms;
     let mut logins = Logins {
         attempt,
         of_key: match key {
@@ -38,7 +39,7 @@ pub(super) async fn pull_with_key<P: Puller>(
         refusal: None,
     };
     for credential in logins.of_key.clone() {
-        if let Some(pulled) = logins.pull(Some(credential)).await? {
+        if let Some(pulled) = logins.pull(Some(credential), terms).await? {
             return Ok(pulled);
         }
     }
@@ -47,7 +48,7 @@ pub(super) async fn pull_with_key<P: Puller>(
         return Ok(pulled);
     }
     let has_credential = matches!(key, PullKey::Credentials { .. }) || !logins.of_providers.is_empty();
-    if !has_credential && let Some(pulled) = logins.pull(None).await? {
+    if !has_credential && let Some(pulled) = logins.pull(None, terms).await? {
         return Ok(pulled);
     }
     Err(explain_refusal(&logins, key, &answer))
@@ -66,11 +67,14 @@ struct Logins<'a, P> {
 
 impl<P: Puller> Logins<'_, P> {
     /// Returns `None` if the registry refuses the credential: another one may be accepted.
-    async fn pull(&mut self, credential: Option<&RegistryCredential>) -> Result<Option<Pulled>, PullError> {
-        let PullAttempt { puller, image, terms, progress } = &self.attempt;
+    async fn pull(
+        &mut self,
+        credential: Option<&RegistryCredential>,
+        terms: PullTerms<'_>,
+    ) -> Result<Option<Pulled>, PullError> {
+        let PullAttempt { puller, image, terms: _, progress } = &self.attempt;
         let sandbox = image.sandbox.as_ref();
-        let request =
-            PullRequest { credential, sandbox, terms: *terms, ..PullRequest::new(&image.reference) };
+        let request = PullRequest { credential, sandbox, terms, ..PullRequest::new(&image.reference) };
         match puller.pull(request, *progress).await {
             Ok(pulled) => Ok(Some(pulled)),
             // "Not found" replaces a refusal, whichever came first: the registry has accepted the credential, or hides
@@ -113,6 +117,8 @@ async fn pull_with_providers<P: Puller>(
     if !providers.any_match(&reference) {
         return Ok(None);
     }
+    // The cloud lets a neighbour read what its own task and credentials allow. It doesn't know that this node has others.
+    let terms = PullTerms { shared_for: None, ..logins.attempt.terms };
     // Twice, because a cached credential may have been revoked before it expired.
     for _ in 0..2 {
         asking.store(true, Ordering::Relaxed);
@@ -122,7 +128,7 @@ async fn pull_with_providers<P: Puller>(
             if logins.has_tried(credential) {
                 continue;
             }
-            let pulled = logins.pull(Some(credential)).await?;
+            let pulled = logins.pull(Some(credential), terms).await?;
             if pulled.is_some() {
                 return Ok(pulled);
             }

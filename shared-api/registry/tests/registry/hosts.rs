@@ -214,3 +214,16 @@ async fn a_mirror_that_trickles_gives_way() {
         assert_eq!(stream.next().await.unwrap().unwrap().len(), 1);
     }
 }
+
+#[test]
+fn an_authorization_header_is_the_machines_credential() {
+    let hosts = tempfile::tempdir().unwrap();
+    for (header, expected) in [("x-own", false), ("authorization", true)] {
+        let text = format!(
+            "[host.\"http://mirror.example\"]\n[host.\"http://mirror.example\".header]\n{header} = \"a\"\n"
+        );
+        write_hosts(hosts.path(), "r.example", &text);
+        let repository = repository(&client(hosts.path()), "r.example/team/app:v1", None);
+        assert_eq!(repository.has_machine_credential(), expected, "{header}");
+    }
+}

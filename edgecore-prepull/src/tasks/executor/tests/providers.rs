@@ -85,6 +85,17 @@ async fn providers_follow_a_refused_secret() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_provider_opens_is_not_shared() {
+    let providers = provider(&[Gives(1, "right", "Image", 0)]);
+    for (key, expected) in [(credentials(&["old"]), &[true, false][..]), (credentials(&["right"]), &[true])] {
+        let (fake, mut execution) = locked("right");
+        execution.terms.download = Arc::new(DownloadTerms { share: true, ..DownloadTerms::default() });
+        assert_eq!(outcomes(&run_with(&fake, &providers, with_key(execution, key)).await), [New]);
+        assert_eq!(fake.state.lock().unwrap().shared, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_credentials_never_become_anonymous() {
     let (fake, execution) = locked("other");
     let providers = provider(&[Gives(1, "stale", "Image", 0)]);
