@@ -269,3 +269,21 @@ async fn a_box_without_the_secret_reads_no_layer() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn an_image_elsewhere_opens_no_private_layer() -> Result<()> {
+    let boxes = Boxes::start(&sharing(2, FAST)).await?;
+    let pull = |name: &str, image: &str, on: &str| boxes.cluster.job(name).images([image]).on([on]);
+    // The first box has the layers, and another repository lists them.
+    pull("private", &boxes.reference, "edge-1").completes().await?;
+    let elsewhere = boxes.registry.seed(&boxes.image, "mallory/app:v1")?;
+    for node in ["edge-1", "edge-2"] {
+        let status = pull(&format!("elsewhere-{node}"), &elsewhere, node).completes().await?;
+        let image = status.image(node, &elsewhere).context("no status")?;
+        assert_eq!(image.bytes.and_then(|bytes| bytes.from_peers), None, "{image:?}");
+    }
+    let metrics = boxes.get("edge-1")?.node.metrics().await?;
+    let served = metrics.sum("edgecore_prepull_peer_served_bytes_total", &[]);
+    ensure!(served < 1.0, "{served} bytes of another repository's layers were served");
+    Ok(())
+}

@@ -360,14 +360,17 @@ impl Containerd {
         Ok(image.map(|image| (image.id, image.repo_tags, image.repo_digests, image.size)))
     }
 
-    /// All content, by digest, with its labels.
+    /// All content, by digest, with its labels; without those of the agent that say where it has fetched a blob from.
     pub async fn content_labels(&self) -> Result<BTreeMap<String, BTreeMap<String, String>>> {
         let mut request = Request::new(ListContentRequest::default());
         request.metadata_mut().insert("containerd-namespace", NAMESPACE.parse()?);
         let mut parts = ContentClient::new(self.channel().await?).list(request).await?.into_inner();
         let mut all = BTreeMap::new();
         while let Some(part) = parts.message().await? {
-            all.extend(part.info.into_iter().map(|info| (info.digest, info.labels.into_iter().collect())));
+            for mut info in part.info {
+                info.labels.remove("prepull.kubeedge.io/fetched-from");
+                all.insert(info.digest, info.labels.into_iter().collect());
+            }
         }
         Ok(all)
     }

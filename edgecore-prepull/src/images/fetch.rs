@@ -13,6 +13,7 @@
 
 mod admission;
 mod ahead;
+mod beginnings;
 mod blob;
 mod blobs;
 mod buckets;

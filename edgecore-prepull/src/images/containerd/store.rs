@@ -22,6 +22,7 @@ use tonic::{Code, Status};
 
 use super::labels::{CONFIG_LABEL, REBUILT_LABEL, SNAPSHOT_LABEL};
 use super::namespace::namespaced;
+use super::source::fetched_from;
 use super::unpack::UNCOMPRESSED_LABEL;
 use super::writer::PEER_REF;
 use super::{to_size, to_wire_size};
@@ -211,6 +212,13 @@ impl ContentStore {
     pub(crate) async fn blob_size(&self, digest: &str) -> Option<u64> {
         let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
         Some(to_size(self.answer_or_none(answer)?.into_inner().info?.size))
+    }
+
+    /// Size of a complete blob that the agent has fetched, and the repository that it came from.
+    pub(crate) async fn fetched_blob(&self, digest: &str) -> Option<(u64, String)> {
+        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
+        let info = self.answer_or_none(answer)?.into_inner().info?;
+        Some((to_size(info.size), fetched_from(info.labels)?))
     }
 
     /// Reads `size` bytes of a blob, from an offset.

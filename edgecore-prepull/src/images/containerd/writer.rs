@@ -82,7 +82,7 @@ impl BlobToWrite {
     }
 
     /// The name of its ingest.
-    fn ingest_name(&self) -> String {
+    pub(crate) fn ingest_name(&self) -> String {
         let kind = match self.kind {
             BlobKind::Index => "index",
             BlobKind::Manifest => "manifest",

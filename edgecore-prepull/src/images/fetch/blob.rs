@@ -113,7 +113,10 @@ impl Download<'_> {
                 }
             }
         }
-        if let Some(seeker) = seeker {
+        // Another pull may have brought it, from elsewhere.
+        if let Some(seeker) = seeker
+            && self.has_fetched(&blob.digest).await
+        {
             seeker.note_arrived();
         }
         Ok(())

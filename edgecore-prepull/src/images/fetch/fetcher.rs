@@ -9,6 +9,7 @@ use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, Repo
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
 use super::FetchSettings;
+use super::beginnings::Beginnings;
 use super::delta::{LayerDeltas, RefusedDeltas};
 use super::downloads::{ActiveDownloads, Layer};
 use super::flights::Flights;
@@ -58,6 +59,7 @@ pub(super) struct Fetcher {
     /// The limits for the free space. They may change at any time.
     pub(super) room: watch::Sender<RoomRules>,
     pub(super) flights: Flights,
+    pub(super) beginnings: Beginnings,
     /// Snapshots that are being unpacked, by name.
     pub(super) chains: ByKey<AsyncMutex<()>>,
     flushes: Arc<Flushes>,
@@ -99,6 +101,7 @@ impl Fetcher {
             bucket: Bucket::new(settings.max_rate),
             room: watch::Sender::new(settings.room),
             flights: Flights::default(),
+            beginnings: Beginnings::default(),
             chains: ByKey::default(),
             flushes,
             filesystem: OneQuestion::default(),

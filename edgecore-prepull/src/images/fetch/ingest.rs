@@ -30,6 +30,8 @@ pub(super) struct Filling<'f> {
     flight: &'f Flight,
     pub(super) part: PartialBlob,
     pub(super) senders: Senders,
+    /// Whether all bytes are of the image's repository.
+    is_own: bool,
     /// Lets neighbours read what has arrived.
     arriving: Option<Arriving>,
 }
@@ -134,15 +136,17 @@ impl Download<'_> {
         if let Some(seeker) = seeker {
             seeker.set_done(part.offset());
         }
+        let (beginnings, offset) = (&self.fetcher.beginnings, part.offset());
+        let is_own = beginnings.go_on(of.ingest_name(), &self.source.name, (offset, blob.size));
         let mut arriving = None;
-        if let Some(shared) = self.shared.as_ref().filter(|_| seeker.is_some())
+        if let Some(shared) = self.shared.as_ref().filter(|_| is_own && seeker.is_some())
             && let Some(file) = writer.read_ingest(&of, self.facts.directories.root.clone()).await
         {
             let arrivals = &shared.neighbourhood.hub.arrivals;
             arriving = Some(arrivals.offer_blob(&blob.digest, blob.size, part.acknowledged(), file));
         }
         let senders = Senders { has_other: part.offset() > 0 && !is_private, ..Senders::default() };
-        Ok(Some(Filling { of, flight, part, senders, arriving }))
+        Ok(Some(Filling { of, flight, part, senders, is_own, arriving }))
     }
 
     /// Opens a blob, or waits for another client to finish it. `None` if it is there.
@@ -179,14 +183,18 @@ impl Download<'_> {
         &self,
         filling: Filling<'_>,
     ) -> Result<Result<(), (Blame, BlobWriteError)>, FetchStop> {
-        let Filling { of, flight, mut part, senders, arriving } = filling;
+        let Filling { of, flight, mut part, senders, is_own, arriving } = filling;
         part.await_acknowledgements().await.map_err(|error| self.write_failed(error))?;
         if let Some(arriving) = &arriving {
             // Before the flush to the disk, which takes its time.
             arriving.advance(part.acknowledged());
         }
-        match part.commit(&self.source, &Labels::new()).await {
-            Ok(()) => Ok(Ok(())),
+        let labels = if is_own { self.source.fetched_label() } else { Labels::new() };
+        match part.commit(&self.source, &labels).await {
+            Ok(()) => {
+                self.fetcher.beginnings.forget(&of.ingest_name());
+                Ok(Ok(()))
+            }
             Err(error @ BlobWriteError::Mismatch { .. }) => {
                 self.throw_away(&of, flight).await?;
                 let blame = match senders.blame() {

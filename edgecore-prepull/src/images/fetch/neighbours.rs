@@ -22,21 +22,45 @@ pub(super) async fn wait_for_origin(seeker: &mut Seeker, open: &mut Option<Filli
     seeker.wait_for_origin().await
 }
 
+/// Why a pull doesn't share a blob that another image's pull has begun.
+const FOREIGN: &str = "a part of it was left by the pull of an image from another repository";
+
 impl Download<'_> {
-    /// Has the cloud asked where a blob is to be had, if the site shares it and it is not here. What is here is announced.
+    /// Has the cloud asked where a blob is to be had, if the site shares it and it is not here. What is here is announced if it
+    /// came from the image's repository.
     pub(super) async fn seek(&self, blob: &BlobToWrite, flight: &Flight) -> Option<Seeker> {
         let ImageSharing { neighbourhood, task, site_limited, deadline, .. } =
             self.shared.as_ref().filter(|_| blob.kind == BlobKind::Layer)?;
         let hub = &neighbourhood.hub;
         if self.fetcher.store.has_blob(&blob.digest).await {
-            hub.announce(task, &blob.digest, blob.size);
+            if self.has_fetched(&blob.digest).await {
+                hub.announce(task, &blob.digest, blob.size);
+            }
             return None;
         }
-        let writer = &self.fetcher.writer;
-        let done = writer.written_bytes(blob).await.max(writer.written_bytes(&blob.of_peer()).await);
+        let (mut done, mut is_own) = (0, true);
+        for part in [blob, &blob.of_peer()] {
+            let written = self.fetcher.writer.written_bytes(part).await;
+            let beginnings = &self.fetcher.beginnings;
+            is_own &= written == 0 || beginnings.is_own(&part.ingest_name(), &self.source.name);
+            done = done.max(written);
+        }
         flight.set_written(done);
         let (digest, size, site_limited, deadline) = (&blob.digest, blob.size, *site_limited, *deadline);
-        hub.seek(&Sought { task, digest, size, done, site_limited, deadline })
+        let repository = &self.source.name;
+        let mut seeker =
+            hub.seek(&Sought { task, repository, digest, size, done, site_limited, deadline })?;
+        if !is_own {
+            seeker.go_alone(FOREIGN);
+        }
+        Some(seeker)
+    }
+
+    /// Whether the store has a blob that came from the image's repository. Others have no business with the image: its manifest
+    /// may list a private layer of another one, to get at it through a neighbour.
+    pub(super) async fn has_fetched(&self, digest: &str) -> bool {
+        let fetched = self.fetcher.store.fetched_blob(digest).await;
+        fetched.is_some_and(|(_, repository)| repository == self.source.name)
     }
 
     /// Appends what a neighbour sends.

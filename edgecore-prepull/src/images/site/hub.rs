@@ -26,6 +26,10 @@ const GATHER: Duration = Duration::from_millis(50);
 const REMEMBERED: usize = 1024;
 /// Most messages about blobs that nobody seeks any more, and about failures, that wait for the link.
 const WAITING: usize = 1024;
+/// How long neighbours have tickets for a blob after the cloud has last sent them here.
+const TICKET: Duration = Duration::from_secs(600);
+/// Most unfulfilled wants with tickets that we remember.
+const UNFULFILLED: usize = 4096;
 
 /// A blob of a task.
 pub(super) type BlobKey = (TaskId, String);
@@ -52,11 +56,24 @@ struct HubState {
     changed: BTreeSet<BlobKey>,
     dropped: VecDeque<(BlobKey, BlobNews)>,
     failures: VecDeque<(TaskId, PeerFailure)>,
+    /// Wants that ended without the blob. Neighbours may have tickets.
+    unfulfilled: VecDeque<Unfulfilled>,
+}
+
+/// A want that ended without the blob.
+#[derive(Debug)]
+struct Unfulfilled {
+    digest: String,
+    repository: String,
+    /// When the last ticket expires, by the cloud's clock.
+    until: Duration,
 }
 
 /// A blob that a pull seeks.
 #[derive(Debug)]
 pub(super) struct Want {
+    /// The repository that the blob should come from.
+    pub(super) repository: String,
     pub(super) size: u64,
     pub(super) done: u64,
     /// What was told last, to see whether there is anything new.
@@ -79,9 +96,21 @@ impl Hub {
         });
     }
 
-    /// Whether a pull of this node seeks a blob.
-    pub(super) fn is_sought(&self, digest: &str) -> bool {
-        self.lock().wants.keys().any(|(_, sought)| sought == digest)
+    /// The repository from which a pull of this node seeks a blob.
+    pub(super) fn sought_from(&self, digest: &str) -> Option<String> {
+        let state = self.lock();
+        let want = state.wants.iter().find(|((_, sought), _)| sought == digest);
+        want.map(|(_, want)| want.repository.clone())
+    }
+
+    /// Whether neighbours may read a blob that came from this repository. A ticket doesn't say for which image it is: one that
+    /// was given while a pull sought the blob elsewhere, in vain, must not open it.
+    pub(super) fn may_serve(&self, digest: &str, repository: &str) -> bool {
+        let now = self.clock.now();
+        let state = self.lock();
+        let mut with_tickets =
+            state.unfulfilled.iter().filter(|want| want.digest == digest && now < want.until);
+        with_tickets.all(|want| want.repository == repository)
     }
 
     /// Tells the cloud that a blob is here, so that neighbours may have it.
@@ -122,12 +151,17 @@ impl Hub {
 
     /// Nobody seeks the blob any more. `is_here`: because it has arrived.
     pub(super) fn end_want(&self, key: &BlobKey, is_here: bool) {
+        let until = self.clock.now() + TICKET;
         self.change(|state| {
             let Some(want) = state.wants.remove(key) else { return };
             state.changed.remove(key);
             if is_here {
                 state.note_here(key.clone(), want.size);
             } else {
+                let (digest, repository) = (key.1.clone(), want.repository);
+                state.unfulfilled.retain(|old| (&old.digest, &old.repository) != (&digest, &repository));
+                let unfulfilled = Unfulfilled { digest, repository, until };
+                push_bounded(&mut state.unfulfilled, unfulfilled, UNFULFILLED);
                 push_bounded(&mut state.dropped, dropped_news(key.clone(), want.size, want.done), WAITING);
             }
         });

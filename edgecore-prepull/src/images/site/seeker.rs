@@ -26,6 +26,8 @@ const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 #[derive(Clone, Debug)]
 pub(crate) struct Sought<'a> {
     pub(crate) task: &'a TaskId,
+    /// The repository of the image, with its host.
+    pub(crate) repository: &'a str,
     pub(crate) digest: &'a str,
     pub(crate) size: u64,
     /// Bytes that are there.
@@ -88,14 +90,16 @@ pub(crate) struct Seeker {
 impl Hub {
     /// Asks the cloud where to get a blob of a task, until the seeker is dropped. `None`: it's too small.
     pub(crate) fn seek(self: &Arc<Self>, sought: &Sought<'_>) -> Option<Seeker> {
-        let &Sought { task, digest, size, done, site_limited, deadline } = sought;
+        let &Sought { task, repository, digest, size, done, site_limited, deadline } = sought;
         if size < LEAST_SHARED {
             return None;
         }
         let key = (task.clone(), digest.to_owned());
         let since = Instant::now();
         let (order, receiver) = watch::channel(CloudOrder { from: None, heard: since });
-        self.add_want(key.clone(), Want { size, done, told: done, state: BlobState::Wanted, order });
+        let repository = repository.to_owned();
+        let want = Want { repository, size, done, told: done, state: BlobState::Wanted, order };
+        self.add_want(key.clone(), want);
         Some(Seeker {
             hub: Arc::clone(self),
             key,

@@ -206,8 +206,8 @@ impl PeerServer {
             return refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         let source = match timeout(TURN, self.find(digest)).await {
-            Ok(Some(source)) => source,
-            Ok(None) => return refuse(StatusCode::NOT_FOUND),
+            Ok(Ok(source)) => source,
+            Ok(Err(status)) => return refuse(status),
             Err(_) => return refuse(StatusCode::SERVICE_UNAVAILABLE),
         };
         let size = source.size();
@@ -230,20 +230,23 @@ impl PeerServer {
         response.body(body).unwrap_or_else(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR))
     }
 
-    /// Finds a blob. One that a pull seeks may have no bytes yet: then this waits for them.
-    async fn find(&self, digest: &str) -> Option<ServedBlob> {
-        loop {
-            if let Some(size) = self.store.blob_size(digest).await {
-                return Some(ServedBlob::Store { digest: digest.to_owned(), size });
-            }
+    /// Finds a blob that a ticket may open. One that a pull seeks may have no bytes yet: then this waits for them, also where
+    /// the store has the blob, since that may be another repository's.
+    async fn find(&self, digest: &str) -> Result<ServedBlob, StatusCode> {
+        let check = |repository: &str| {
+            let may_serve = self.hub.may_serve(digest, repository);
+            may_serve.then_some(()).ok_or(StatusCode::SERVICE_UNAVAILABLE)
+        };
+        while let Some(repository) = self.hub.sought_from(digest) {
+            check(&repository)?;
             if let Some(arrival) = self.hub.arrivals.get(digest) {
-                return Some(ServedBlob::Arrival(arrival));
-            }
-            if !self.hub.is_sought(digest) {
-                return None;
+                return Ok(ServedBlob::Arrival(arrival));
             }
             sleep(LOOK).await;
         }
+        let (size, repository) = self.store.fetched_blob(digest).await.ok_or(StatusCode::NOT_FOUND)?;
+        check(&repository)?;
+        Ok(ServedBlob::Store { digest: digest.to_owned(), size })
     }
 
     fn stream_pieces(

@@ -19,7 +19,8 @@ fn task() -> TaskId {
 }
 
 fn seek(hub: &Arc<Hub>, digest: &str, size: u64, done: u64, site_limited: bool) -> Option<Seeker> {
-    hub.seek(&Sought { task: &task(), digest, size, done, site_limited, deadline: None })
+    let (task, repository) = (&task(), "r.io/a");
+    hub.seek(&Sought { task, repository, digest, size, done, site_limited, deadline: None })
 }
 
 fn welcome(tickets: bool) -> Welcome {
@@ -186,7 +187,8 @@ async fn what_has_come_further_is_told_now_and_then() {
 async fn a_pull_helps_itself_in_time() {
     let hub = hub();
     let (task, deadline) = (task(), Some(Instant::now() + Duration::from_secs(1000)));
-    let sought = Sought { task: &task, digest: "a", size: SIZE, done: 0, site_limited: true, deadline };
+    let (task, repository) = (&task, "r.io/a");
+    let sought = Sought { task, repository, digest: "a", size: SIZE, done: 0, site_limited: true, deadline };
     let mut seeker = hub.seek(&sought).unwrap();
     let begun = Instant::now();
     let reminding = async {
@@ -226,4 +228,26 @@ async fn an_expired_ticket_is_asked_for_again() {
     assert!(matches!(seeker.wait_for_origin().await, BlobOrigin::Peer(peer) if peer.ticket == "120.ab"));
     tell(&hub, "a", with("180.ab"));
     assert!(!seeker.is_redirected(), "a fresh ticket breaks nothing off");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tickets_for_one_repository_open_no_others_blob() {
+    let hub = hub();
+    hub.begin_session(&welcome(true));
+    let want = |task: &TaskId, repository: &str| {
+        let (digest, deadline) = ("a", None);
+        hub.seek(&Sought { task, repository, digest, size: SIZE, done: 0, site_limited: false, deadline })
+            .unwrap()
+    };
+    let evil = want(&task(), "evil.io/x");
+    assert_eq!(hub.sought_from("a").as_deref(), Some("evil.io/x"));
+    // It has never had the blob, but its neighbours may have tickets for what would have come.
+    drop(evil);
+    assert_eq!(hub.sought_from("a"), None);
+    assert!(hub.may_serve("a", "evil.io/x") && !hub.may_serve("a", "r.io/bank"));
+    assert!(hub.may_serve("b", "r.io/bank"), "another blob");
+    want(&TaskId { attempt: 2, ..task() }, "r.io/bank").note_arrived();
+    assert!(!hub.may_serve("a", "r.io/bank"), "here, and the tickets are still good");
+    tokio::time::advance(TICKET).await;
+    assert!(hub.may_serve("a", "r.io/bank"));
 }
