@@ -148,7 +148,8 @@ impl TrackerTurn<'_> {
         if let Some(holder) = book.holders.get_mut(&node) {
             let is_new = !std::mem::replace(&mut holder.is_proven, true);
             holder.complaint = None;
-            let suspect = book.suspect.take().filter(|(loser, ..)| *loser != node);
+            // A slow loser is judged by the speed of its successor alone.
+            let suspect = book.suspect.take().filter(|(loser, _, slow)| *loser != node && *slow == 0);
             if let Some((loser, ..)) = suspect {
                 self.blame(loser);
             }

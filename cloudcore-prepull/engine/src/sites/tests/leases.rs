@@ -233,6 +233,18 @@ fn a_slow_node_is_blamed_by_a_faster_one() {
     }
 }
 
+/// It had the blob before, and says nothing about the link.
+#[test]
+fn a_copy_from_elsewhere_blames_no_slow_node() {
+    let mut story = pair();
+    story.gather(&["c"]);
+    be_slow(&mut story, "b", 1000);
+    story.hear();
+    story.have_proven("c", "1");
+    let a = story.id("a");
+    assert_eq!(story.sites.nodes[a].trust.lost_at, None);
+}
+
 #[test]
 fn the_fastest_uplink_counts_for_an_hour() {
     for (carrier, minutes, expected) in [("a", 10, MIB / 10), ("c", 10, MIB), ("c", 70, MIB / 10)] {
