@@ -15,6 +15,7 @@ mod events;
 mod io;
 mod node;
 mod object;
+mod owners;
 mod pulls;
 mod reported;
 mod requests;

@@ -87,9 +87,8 @@ async fn one_undecodable_report_keeps_no_leader_waiting() {
     let answering = |is_down: bool| {
         client_answering(move |target| match target.rsplit('/').next().unwrap().trim_end_matches('?') {
             "a-u-0" => report("u", 0, Ok(1)),
-            "a-u-1" => refusal_status(500),
             "a" if !is_down => job(2),
-            "a" => refusal_status(500),
+            "a" | "a-u-1" => refusal_status(500),
             _ => refusal_status(404),
         })
         .0

@@ -1,7 +1,7 @@
 //! Labels of content. containerd's garbage collection uses them to find the parts of an image, and its client to find
 //! the source of a blob.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use containerd_client::services::v1::content_client::ContentClient;
@@ -11,6 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::namespace::{answer_within, namespaced};
+pub(crate) use super::source::Labels;
 use super::source::SourceRepository;
 
 /// Label of a manifest with the digest of its configuration.
@@ -25,9 +26,6 @@ pub(super) const SNAPSHOT_LABEL: &str = "containerd.io/gc.ref.snapshot.";
 pub(super) const REBUILT_LABEL: &str = "prepull.kubeedge.io/rebuilt";
 /// Longest wait for one answer, which takes one write into containerd's database.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Names and values of labels.
-pub(crate) type Labels = HashMap<String, String>;
 
 /// The labels of a manifest with this configuration and these layers, in its order.
 pub(crate) fn of_manifest(config: &str, layers: &[String]) -> Labels {

@@ -1,6 +1,9 @@
 //! The source of content, in containerd's labels.
 
-use super::labels::Labels;
+use std::collections::HashMap;
+
+/// Names and values of labels.
+pub(crate) type Labels = HashMap<String, String>;
 
 /// Label with the repositories of a host that have a blob; the host follows.
 const SOURCE_LABEL: &str = "containerd.io/distribution.source";

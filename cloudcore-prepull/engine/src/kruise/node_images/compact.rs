@@ -11,8 +11,8 @@ use prepull_api::crd::kruise::{
 use prepull_api::task::{JobUid, NodeName};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::owners::jobs_of;
 use super::shared_parts::{ImageTerms, NodeImageLabels, SharedParts, TagTerms};
-use super::spec_edit::jobs_of;
 use crate::kruise::TagKey;
 
 /// See the module. In recordings it is a whole NodeImage.

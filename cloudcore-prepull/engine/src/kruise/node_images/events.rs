@@ -5,7 +5,7 @@ use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
 use prepull_api::task::{JobUid, NodeName};
 
 use super::effects::NodeEffects;
-use super::spec_edit::round_jobs;
+use super::owners::round_jobs;
 use crate::kruise::TagKey;
 use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::ObjectId;

@@ -11,7 +11,7 @@ use super::Context;
 use super::compact::{CompactNodeImage, CompactTag};
 use super::effects::NodeEffects;
 use super::events::end_events;
-use super::spec_edit;
+use super::owners;
 use super::tag_pull::{TagPull, TagPullState, refused_status, task_id};
 use crate::kruise::TagKey;
 use crate::kruise::node_images::Action;
@@ -153,7 +153,7 @@ impl Pulls {
             }
             let tag = object.tag(key).map(|(_, tag)| tag);
             let is_abandoned =
-                |tag: &CompactTag| spec_edit::is_abandoned(&tag.terms.owner_references, context.liveness);
+                |tag: &CompactTag| owners::is_abandoned(&tag.terms.owner_references, context.liveness);
             if !tag.is_some_and(is_abandoned) {
                 let Some(due) = pull.give_up_due() else { continue };
                 if due > fx.now {

@@ -8,8 +8,8 @@ use prepull_api::task::JobUid;
 
 use super::compact::{CompactNodeImage, CompactTag};
 use super::effects::NodeEffects;
+use super::owners::{job_of, jobs_of, round_jobs};
 use super::shared_parts::SharedParts;
-use super::spec_edit::{job_of, jobs_of, round_jobs};
 use crate::kruise::{NodeImageUpdate, TagKey, TagRequest, TagState};
 
 type Owned = (Arc<JobUid>, Arc<TagKey>);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use prepull_api::task::JobUid;
 
-use super::spec_edit::job_of;
+use super::owners::job_of;
 use crate::kruise::TagRequest;
 
 #[derive(Clone, Debug)]

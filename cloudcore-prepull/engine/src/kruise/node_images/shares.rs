@@ -3,10 +3,39 @@
 
 use std::collections::BTreeMap;
 
-use prepull_api::crd::kruise::{ImageSpec, NodeImageSpec, NodeImageStatus, PullPhase};
+use k8s_openapi::api::core::v1::ObjectReference;
+use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec, NodeImageStatus, PullPhase};
 
-use super::spec_edit::{image_bytes, round_namespace, tag_bytes};
+use super::owners::round_namespace;
 use super::status::find_tag_status;
+use crate::kruise::rules::sandbox_bytes;
+
+/// Bytes that a NodeImage with this spec and its status has in etcd, roughly. A tag that has failed with a long reason has more.
+pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
+    spec.images
+        .iter()
+        .map(|(name, image)| image_bytes(name, image) + image.tags.iter().map(tag_bytes).sum::<usize>())
+        .sum()
+}
+
+/// The keys of an owner or a secret, and the texts of an owner but its name.
+const ENTRY: usize = 300;
+
+/// Bytes of a tag in both.
+fn tag_bytes(tag: &ImageTagSpec) -> usize {
+    /// The keys and numbers, and an ordinary message.
+    const TAG: usize = 900;
+    let owner = |owner: &ObjectReference| {
+        ENTRY + owner.name.iter().chain(&owner.namespace).map(String::len).sum::<usize>()
+    };
+    TAG + 2 * tag.tag.len() + tag.owner_references.iter().map(owner).sum::<usize>()
+}
+
+/// Bytes of an image in both, without its tags.
+fn image_bytes(name: &str, image: &ImageSpec) -> usize {
+    let sandbox = image.sandbox_config.as_ref().map_or(0, sandbox_bytes);
+    2 * name.len() + image.pull_secrets.len() * ENTRY + sandbox
+}
 
 /// Removes tags of the namespace with the most bytes until `fits`, or until that namespace has hardly more than `of`. Tags that
 /// are being pulled, and those without a job, stay. Returns whether it fits; if not, the spec is as it was.
@@ -62,8 +91,7 @@ fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str)
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::ObjectReference;
-    use prepull_api::crd::kruise::{ImageStatus, ImageTagSpec, ImageTagStatus};
+    use prepull_api::crd::kruise::{ImageStatus, ImageTagStatus};
 
     use super::*;
     use crate::kruise::node_images::tests::request;

@@ -6,15 +6,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::{
-    GROUP, ImageSpec, ImageTagSpec, MAX_IMAGES, MAX_TAGS, NodeImageSpec, NodeImageStatus,
+    ImageSpec, ImageTagSpec, MAX_IMAGES, MAX_TAGS, NodeImageSpec, NodeImageStatus,
 };
 use prepull_api::task::JobUid;
 
+use super::owners::{is_in_round, is_job, job_of, jobs_of, namespace, round_namespace};
 use super::shares::make_room;
 use super::status::{ended_at, find_tag_status};
-use crate::kruise::rules::sandbox_bytes;
 use crate::kruise::{Liveness, TagRequest};
-use crate::shared::events::ObjectKind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EditOutcome {
@@ -98,33 +97,6 @@ pub(super) fn apply_request(
             EditOutcome::Changed
         }
     }
-}
-
-/// Bytes that a NodeImage with this spec and its status has in etcd, roughly. A tag that has failed with a long reason has more.
-pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
-    spec.images
-        .iter()
-        .map(|(name, image)| image_bytes(name, image) + image.tags.iter().map(tag_bytes).sum::<usize>())
-        .sum()
-}
-
-/// The keys of an owner or a secret, and the texts of an owner but its name.
-const ENTRY: usize = 300;
-
-/// Bytes of a tag in both.
-pub(super) fn tag_bytes(tag: &ImageTagSpec) -> usize {
-    /// The keys and numbers, and an ordinary message.
-    const TAG: usize = 900;
-    let owner = |owner: &ObjectReference| {
-        ENTRY + owner.name.iter().chain(&owner.namespace).map(String::len).sum::<usize>()
-    };
-    TAG + 2 * tag.tag.len() + tag.owner_references.iter().map(owner).sum::<usize>()
-}
-
-/// Bytes of an image in both, without its tags.
-pub(super) fn image_bytes(name: &str, image: &ImageSpec) -> usize {
-    let sandbox = image.sandbox_config.as_ref().map_or(0, sandbox_bytes);
-    2 * name.len() + image.pull_secrets.len() * ENTRY + sandbox
 }
 
 /// Has the tag pulled once more.
@@ -216,15 +188,6 @@ pub(super) fn prune_tags(
     (has_changed, next)
 }
 
-/// Whether no owner waits for a tag any more: its round is for jobs, and all of them have finished.
-pub(super) fn is_abandoned(owners: &[ObjectReference], liveness: &dyn Fn(&JobUid) -> Liveness) -> bool {
-    let waits = |owner: &ObjectReference| {
-        let has_finished = || job_of(owner).is_some_and(|job| liveness(&job) == Liveness::Finished);
-        !is_job(owner) || is_in_round(owners, owner) && !has_finished()
-    };
-    !owners.is_empty() && !owners.iter().any(waits)
-}
-
 /// When the time to live of a tag that has ended passes.
 fn expiry(name: &str, tag: &ImageTagSpec, status: &NodeImageStatus) -> Option<Timestamp> {
     let ttl = tag.pull_policy.as_ref()?.ttl_seconds_after_finished?;
@@ -234,41 +197,4 @@ fn expiry(name: &str, tag: &ImageTagSpec, status: &NodeImageStatus) -> Option<Ti
 
 fn has_owner(tag: &ImageTagSpec, owner: &ObjectReference) -> bool {
     tag.owner_references.iter().any(|known| known.uid == owner.uid)
-}
-
-/// Whether an owner is an ImagePullJob. Owners of other kinds are not ours to judge, and stay.
-pub(super) fn is_job(owner: &ObjectReference) -> bool {
-    let group =
-        owner.api_version.as_deref().and_then(|version| version.split_once('/')).map(|(group, _)| group);
-    group == Some(GROUP) && owner.kind.as_deref() == Some(ObjectKind::ImagePullJob.as_str())
-}
-
-/// The namespace that a tag with these owners is pulled for in its present version: that of the job which asked last.
-/// Secrets belong to a namespace, so a pull with those of one proves nothing to the jobs of another; their rounds come
-/// before or after this one. `None` if no job owns the tag.
-pub(super) fn round_namespace(owners: &[ObjectReference]) -> Option<&str> {
-    owners.iter().rfind(|owner| is_job(owner)).map(namespace)
-}
-
-/// Whether the tag is pulled for this job in its present version.
-fn is_in_round(owners: &[ObjectReference], job: &ObjectReference) -> bool {
-    round_namespace(owners) == Some(namespace(job))
-}
-
-/// The owners that a tag is pulled for in its present version.
-pub(super) fn round_jobs(owners: &[ObjectReference]) -> impl Iterator<Item = &ObjectReference> {
-    owners.iter().filter(|owner| is_job(owner) && is_in_round(owners, owner))
-}
-
-pub(super) fn namespace(owner: &ObjectReference) -> &str {
-    owner.namespace.as_deref().unwrap_or_default()
-}
-
-/// The job that an owner is.
-pub(super) fn job_of(owner: &ObjectReference) -> Option<JobUid> {
-    owner.uid.clone().map(JobUid)
-}
-
-pub(super) fn jobs_of(owners: &[ObjectReference]) -> impl Iterator<Item = JobUid> {
-    owners.iter().filter(|owner| is_job(owner)).filter_map(job_of)
 }

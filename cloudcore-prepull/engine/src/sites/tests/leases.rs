@@ -1,4 +1,4 @@
-//! How leases are measured, and when they end or change hands.
+//! Measures of leases, and how they end or change hands.
 
 use super::*;
 
@@ -108,7 +108,9 @@ fn the_fullest_of_many_nodes_carries() {
     for fuller_first in [false, true] {
         let names: Vec<String> = (0..200).map(|node| format!("n{node}")).collect();
         let mut story = Story::of(&names.iter().map(String::as_str).collect::<Vec<_>>());
-        names.iter().for_each(|node| story.want(node, "1"));
+        for node in &names {
+            story.want(node, "1");
+        }
         let mut full = [("n150", 5), ("n160", 9)];
         if fuller_first {
             full.reverse();

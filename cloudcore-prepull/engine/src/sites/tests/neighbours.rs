@@ -308,7 +308,9 @@ fn a_pair_is_avoided_by_the_fault() {
         (PeerFault::Damaged, 3600),
     ] {
         let mut story = Story::of(&["a", "b"]);
-        ["1", "2", "3"].iter().for_each(|of| story.have_proven("a", of));
+        for of in ["1", "2", "3"] {
+            story.have_proven("a", of);
+        }
         story.want("b", "1");
         assert_eq!(story.hear(), ["b 1: a"]);
         story.blame("b", "1", "a", fault);
@@ -324,7 +326,9 @@ fn a_pair_is_avoided_by_the_fault() {
 #[test]
 fn an_arriving_blob_has_three_readers_a_node() {
     let mut story = Story::of_streaming(&["a", "b", "c", "d", "e"]);
-    ["a", "b", "c", "d", "e"].iter().for_each(|node| story.want(node, "1"));
+    for node in ["a", "b", "c", "d", "e"] {
+        story.want(node, "1");
+    }
     let heard = story.hear();
     let first = |source: &str| heard.iter().filter(|line| line.contains(&format!(": {source}"))).count();
     assert_eq!(heard.len(), 5, "{heard:?}");

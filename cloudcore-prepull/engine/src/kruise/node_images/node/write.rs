@@ -12,9 +12,10 @@ use crate::kruise::node_images::compact::CompactNodeImage;
 use crate::kruise::node_images::effects::NodeEffects;
 use crate::kruise::node_images::events::full_event;
 use crate::kruise::node_images::object::ObjectState;
+use crate::kruise::node_images::owners;
 use crate::kruise::node_images::reported::ReportedStates;
 use crate::kruise::node_images::requests::QueuedRequest;
-use crate::kruise::node_images::shares::make_room;
+use crate::kruise::node_images::shares::{self, make_room};
 use crate::kruise::node_images::spec_edit::{self, EditOutcome};
 use crate::kruise::node_images::status::{Difference, compare_statuses, desired_status};
 use crate::kruise::node_images::{Context, NodeImageWrite, WrittenNodeImage};
@@ -22,7 +23,7 @@ use crate::shared::pacing::{Backoff, Moment};
 
 /// The wait after a write that failed, or had no effect.
 const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
-/// Most bytes of a NodeImage, as [`spec_edit::stored_bytes`] counts them: the API server takes 1.5 MiB, and refuses all of a
+/// Most bytes of a NodeImage, as [`shares::stored_bytes`] counts them: the API server takes 1.5 MiB, and refuses all of a
 /// write that is larger, the requests of other namespaces with it.
 const MAX_STORED: usize = 1 << 20;
 /// Between two writes of one status when tags have ended: those that end at the same time share a write.
@@ -147,7 +148,7 @@ impl TrackedNode {
         let mut queued = self.requests.take();
         queued.retain(|queued| is_active(queued, context));
         let mut edits = apply_requests(&mut spec, status, &queued, usize::MAX, fx.now);
-        if spec_edit::stored_bytes(&spec) > MAX_STORED {
+        if shares::stored_bytes(&spec) > MAX_STORED {
             // Without those that don't fit: the API server would refuse the others with them.
             spec = object.restore_spec();
             spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
@@ -246,8 +247,8 @@ fn apply_requests(
         let edit = spec_edit::apply_request(spec, status, request, *new_round, now);
         match before {
             Some(before) if edit == EditOutcome::Changed => {
-                let fits = |spec: &NodeImageSpec| spec_edit::stored_bytes(spec) <= most;
-                if make_room(spec, status, spec_edit::namespace(&request.owner), fits) {
+                let fits = |spec: &NodeImageSpec| shares::stored_bytes(spec) <= most;
+                if make_room(spec, status, owners::namespace(&request.owner), fits) {
                     return edit;
                 }
                 *spec = before;
