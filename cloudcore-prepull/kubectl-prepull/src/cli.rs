@@ -133,7 +133,7 @@ Example:
     Delta(Box<DeltaArgs>),
     /// Look for what is wrong with the installation, and say the remedies.
     Check(CheckArgs),
-    /// Print the completion script for a shell, or say how kubectl completes this command.
+    /// Print the completion script for a shell.
     Completion(CompletionArgs),
 }
 

@@ -152,6 +152,7 @@ fn the_whole_exposition_stays_as_it_is() {
     times(5, &metrics, &|| dispatched(DispatchOutcome::Postponed(String::new())));
     let withheld = || DispatchOutcome::Withheld { secrets: Vec::new(), reason: String::new() };
     times(4, &metrics, &|| dispatched(withheld()));
+    times(6, &metrics, &|| dispatched(DispatchOutcome::TooOld(String::new())));
     times(1, &metrics, &|| written(WriteOutcome::Done));
     times(2, &metrics, &|| written(WriteOutcome::Gone));
     times(3, &metrics, &|| written(WriteOutcome::Failed));
