@@ -21,7 +21,7 @@ pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
 /// The keys of an owner or a secret, and the texts of an owner but its name.
 const ENTRY: usize = 300;
 
-/// Bytes of a tag in both.
+/// Bytes of a tag in spec and status.
 fn tag_bytes(tag: &ImageTagSpec) -> usize {
     /// The keys and numbers, and an ordinary message.
     const TAG: usize = 900;
@@ -31,7 +31,7 @@ fn tag_bytes(tag: &ImageTagSpec) -> usize {
     TAG + 2 * tag.tag.len() + tag.owner_references.iter().map(owner).sum::<usize>()
 }
 
-/// Bytes of an image in both, without its tags.
+/// Bytes of an image in spec and status, without its tags.
 fn image_bytes(name: &str, image: &ImageSpec) -> usize {
     let sandbox = image.sandbox_config.as_ref().map_or(0, sandbox_bytes);
     2 * name.len() + image.pull_secrets.len() * ENTRY + sandbox
