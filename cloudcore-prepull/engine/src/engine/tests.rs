@@ -43,6 +43,23 @@ fn each_api_reports_its_first_lists() {
 }
 
 #[test]
+fn jobs_are_listed_once_those_that_go_on_are_read() {
+    let (mut engine, now) = (Engine::default(), Timestamp::UNIX_EPOCH);
+    let job = json!({
+        "metadata": { "name": "job", "uid": "job", "generation": 1 },
+        "spec": { "imagePrePullTemplate": { "images": ["b:1"], "nodeNames": ["a"] } },
+        "status": { "phase": "InProgress", "startTime": "2026-01-01T00:00:00Z" },
+    });
+    let job = || Ok(Box::new(serde_json::from_value(job.clone()).unwrap()));
+    engine.handle(FleetEvent::Nodes(Vec::new()).into(), now);
+    engine.handle(controller::Input::Jobs(vec![job()]).into(), now);
+    assert!(!engine.listed().jobs);
+    let uid = JobUid("job".to_owned());
+    engine.handle(controller::Input::Recalled(uid, Vec::new(), Some(job())).into(), now);
+    assert!(engine.listed().jobs);
+}
+
+#[test]
 fn node_images_follow_nodes() {
     use node_images::{NodeImageWrite, WrittenNodeImage};
     let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
@@ -164,6 +181,10 @@ fn one_apis_pull_blocks_the_other() {
     assert_eq!(engine.task_in_hand(&node, &of_before), None);
     assert_eq!(engine.task_in_hand(&elsewhere, &of_job[0]), None);
     assert_eq!(engine.phases().map(|(_, jobs)| jobs), [0, 1, 0, 0]);
+    assert_eq!(
+        engine.running_jobs().map(|(name, nodes)| (name, nodes.in_progress)).collect::<Vec<_>>(),
+        [("job", 1)]
+    );
     engine.handle(told(EdgeMessage::Result(succeeded(&of_job[0]))).into(), now);
     assert_eq!(engine.task_in_hand(&node, &of_job[0]), None);
 }

@@ -693,3 +693,13 @@ fn the_last_wave_has_all_nodes() {
     assert_eq!(shown(&["1", "100%"], 2), Some((2, 2)));
     assert_eq!(shown(&[], 1), None);
 }
+
+#[test]
+fn the_last_attempt_is_the_highest_of_all() {
+    let record = |(n, attempt)| NodeStatus { node_name: node(n).0, attempt, ..NodeStatus::default() };
+    let last = |attempts: &[u32]| {
+        let records = attempts.iter().copied().enumerate().map(record).collect();
+        Rollout::new(unheld(), records).last_attempt()
+    };
+    assert_eq!([last(&[]), last(&[0, 7, 3])], [0, 7]);
+}
