@@ -9,6 +9,7 @@ use kube::api::Api;
 use kube::core::Request;
 use kube::core::params::GetParams;
 use kube::{Client, Error, Resource, ResourceExt};
+use parking_lot::Mutex;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, MAX_NODES_IN_REPORT};
 use prepull_api::crd::status::ImagePrePullJobStatus;
@@ -33,8 +34,9 @@ const BATCH: u32 = 16;
 /// Reports without a gap in their indexes are all that there are if they hold all nodes. Where some don't, this many missing
 /// ones in a row are the end: gaps are made by people who delete reports.
 const END: u32 = 8;
-/// After this long a report that the API server fails to read, while it reads others, counts as unreadable: one object that
-/// can't be decoded must not keep every edge out. Longer than a server takes to find a new leader of its etcd.
+/// A report that the API server has failed to read for this long without a break, while it reads the job, counts as
+/// unreadable: one object that can't be decoded must not keep every edge out. Longer than a server takes to find a new leader
+/// of its etcd.
 const UNREADABLE_AFTER: Duration = Duration::from_secs(60);
 
 const UNREADABLE: &str =
@@ -103,19 +105,18 @@ impl Recalls {
         name: &str,
         index: u32,
     ) -> Option<Result<ImagePrePullReport, ()>> {
-        let (report, begun) = (report_name(job, name, index), Instant::now());
+        let (report, failures) = (report_name(job, name, index), FailureStreak::default());
         let found = read_with_retry(&report, explain_error::<ImagePrePullReport>, || async {
             let _permit = self.permits.acquire().await;
             let found = get::<ImagePrePullReport>(&self.client, &report).await;
-            match &found {
-                Err(Error::Api(status)) if status.code == 500 && begun.elapsed() >= UNREADABLE_AFTER => {
-                    // Where it fails to read anything, we go on waiting.
-                    read_job(&self.client, job, name).await?;
-                    warn!(report, error = status.message, "{UNREADABLE}");
-                    Ok(Some(Err(())))
-                }
-                _ => found.map(|text| text.map(Ok)),
+            let has_failed = matches!(&found, Err(Error::Api(status)) if status.code == 500);
+            if failures.note_read(has_failed) < UNREADABLE_AFTER {
+                return found.map(|text| text.map(Ok));
             }
+            // Where it fails to read anything, we go on waiting.
+            read_job(&self.client, job, name).await?;
+            warn!(report, error = found.err().map(tracing::field::display), "{UNREADABLE}");
+            Ok(Some(Err(())))
         });
         let Ok(text) = found.await? else { return Some(Err(())) };
         match serde_json::from_str::<ImagePrePullReport>(&text) {
@@ -129,6 +130,19 @@ impl Recalls {
                 Some(Err(()))
             }
         }
+    }
+}
+
+/// When reads of an object began to fail, if the last one has.
+#[derive(Debug, Default)]
+struct FailureStreak(Mutex<Option<Instant>>);
+
+impl FailureStreak {
+    /// Notes how a read has ended. Returns for how long reads have failed without a break.
+    fn note_read(&self, has_failed: bool) -> Duration {
+        let mut since = self.0.lock();
+        *since = since.filter(|_| has_failed);
+        if has_failed { since.get_or_insert_with(Instant::now).elapsed() } else { Duration::ZERO }
     }
 }
 

@@ -103,3 +103,17 @@ async fn one_undecodable_report_keeps_no_leader_waiting() {
     let read = recalls.read_report(&uid, "a", 1);
     assert!(tokio::time::timeout(Duration::from_secs(600), read).await.is_err());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_long_outage_makes_no_report_unreadable() {
+    let begun = Instant::now();
+    // An outage that ends with a change of etcd's leader.
+    let (client, _) = client_answering(move |target| match begun.elapsed().as_secs() {
+        _ if target.contains("imageprepulljobs") => job(2),
+        0..=89 => refusal_status(503),
+        90..=119 => refusal_status(500),
+        _ => report("u", 0, Ok(1)),
+    });
+    let read = Recalls::new(client).read_report(&JobUid("u".to_owned()), "a", 0).await;
+    assert!(read.is_some_and(|report| report.is_ok()), "it is read in the end");
+}
