@@ -33,7 +33,7 @@ pub(crate) use namespace::LEASE_HEADER;
 pub(crate) use pins::Pins;
 pub(crate) use records::ImageRecords;
 pub(crate) use source::SourceRepository;
-pub(crate) use store::{ContentStore, Ingest};
+pub(crate) use store::{ContentStore, FoundBlob, Ingest};
 pub(crate) use unpack::{Unpack, Unpacker};
 pub(crate) use writer::{BlobKind, BlobToWrite, BlobWriteError, ContentWriter, PartialBlob};
 

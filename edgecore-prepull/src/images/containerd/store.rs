@@ -11,7 +11,7 @@ use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, StatSnapshotRequest};
 use containerd_client::services::v1::{
-    GetImageRequest, InfoRequest, ListContentRequest, ListImagesRequest, ListStatusesRequest,
+    GetImageRequest, Info, InfoRequest, ListContentRequest, ListImagesRequest, ListStatusesRequest,
     ReadContentRequest,
 };
 use prepull_api::task::ByteProgress;
@@ -41,6 +41,14 @@ pub(crate) struct Ingest {
     pub(crate) offset: u64,
     /// Time of the last write. `None` if containerd doesn't report it.
     pub(crate) last_write: Option<SystemTime>,
+}
+
+/// A complete blob.
+#[derive(Debug)]
+pub(crate) struct FoundBlob {
+    pub(crate) size: u64,
+    /// The repository that the agent has fetched it from. `None`: the runtime has fetched it.
+    pub(crate) fetched_from: Option<String>,
 }
 
 /// Reader of containerd's content and image services.
@@ -132,16 +140,24 @@ impl ContentStore {
         Some(ingests.collect())
     }
 
+    /// Asks what is known of a complete blob. Without one the answer is [`Code::NotFound`].
+    async fn ask_info(&self, digest: &str) -> Result<Option<Info>, Status> {
+        let request = namespaced(InfoRequest { digest: digest.to_owned() });
+        Ok(self.content.clone().info(request).await?.into_inner().info)
+    }
+
+    async fn info(&self, digest: &str) -> Option<Info> {
+        self.answer_or_none(self.ask_info(digest).await)?
+    }
+
     /// Whether the store has the complete blob.
     pub(crate) async fn has_blob(&self, digest: &str) -> bool {
-        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        self.answer_or_none(answer).is_some()
+        self.answer_or_none(self.ask_info(digest).await).is_some()
     }
 
     /// The same, or the error of a runtime that doesn't answer.
     pub(crate) async fn find_blob(&self, digest: &str) -> Result<bool, Status> {
-        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        match answer {
+        match self.ask_info(digest).await {
             Ok(_) => Ok(true),
             Err(status) if status.code() == Code::NotFound => Ok(false),
             Err(status) => Err(status),
@@ -171,8 +187,7 @@ impl ContentStore {
     /// Reads a manifest, an index or a configuration. `None` if it isn't in the store, or too large.
     pub(crate) async fn read(&self, digest: &str) -> Option<Vec<u8>> {
         let read = ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 };
-        let info = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        let length = self.answer_or_none(info)?.into_inner().info?.size;
+        let length = self.info(digest).await?.size;
         if to_size(length) > MAX_MANIFEST as u64 {
             return None;
         }
@@ -204,21 +219,13 @@ impl ContentStore {
     /// The snapshot of the highest layer of an image, by the digest of its configuration. `None` if the image isn't here,
     /// or was never unpacked.
     pub(crate) async fn snapshot_of(&self, config: &str, snapshotter: &str) -> Option<String> {
-        let info = self.content.clone().info(namespaced(InfoRequest { digest: config.to_owned() })).await;
-        self.answer_or_none(info)?.into_inner().info?.labels.remove(&format!("{SNAPSHOT_LABEL}{snapshotter}"))
+        self.info(config).await?.labels.remove(&format!("{SNAPSHOT_LABEL}{snapshotter}"))
     }
 
-    /// Size of a complete blob in the store.
-    pub(crate) async fn blob_size(&self, digest: &str) -> Option<u64> {
-        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        Some(to_size(self.answer_or_none(answer)?.into_inner().info?.size))
-    }
-
-    /// Size of a complete blob that the agent has fetched, and the repository that it came from.
-    pub(crate) async fn fetched_blob(&self, digest: &str) -> Option<(u64, String)> {
-        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        let info = self.answer_or_none(answer)?.into_inner().info?;
-        Some((to_size(info.size), fetched_from(info.labels)?))
+    /// Finds a complete blob.
+    pub(crate) async fn look_up_blob(&self, digest: &str) -> Option<FoundBlob> {
+        let info = self.info(digest).await?;
+        Some(FoundBlob { size: to_size(info.size), fetched_from: fetched_from(info.labels) })
     }
 
     /// Reads `size` bytes of a blob, from an offset.
@@ -235,9 +242,7 @@ impl ContentStore {
 
     /// Whether a layer has been unpacked, on top of any layers.
     pub(crate) async fn was_unpacked(&self, digest: &str) -> bool {
-        let answer = self.content.clone().info(namespaced(InfoRequest { digest: digest.to_owned() })).await;
-        let info = self.answer_or_none(answer).and_then(|answer| answer.into_inner().info);
-        info.is_some_and(|info| info.labels.contains_key(UNCOMPRESSED_LABEL))
+        self.info(digest).await.is_some_and(|info| info.labels.contains_key(UNCOMPRESSED_LABEL))
     }
 
     /// Whether a layer and all layers below it are unpacked. The chain id is derived from all their digests.

@@ -114,10 +114,11 @@ impl Download<'_> {
             }
         }
         // Another pull may have brought it, from elsewhere.
-        if let Some(seeker) = seeker
-            && self.has_fetched(&blob.digest).await
-        {
-            seeker.note_arrived();
+        if let Some(seeker) = seeker {
+            let stored = self.fetcher.store.look_up_blob(&blob.digest).await;
+            if stored.is_some_and(|stored| self.is_of_repository(&stored)) {
+                seeker.note_arrived();
+            }
         }
         Ok(())
     }

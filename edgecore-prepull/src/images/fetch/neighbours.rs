@@ -9,7 +9,7 @@ use super::ingest::Filling;
 use super::pour::{Broken, Filled, PROGRESS};
 use super::shared::ImageSharing;
 use super::stop::FetchStop;
-use crate::images::containerd::{BlobKind, BlobToWrite};
+use crate::images::containerd::{BlobKind, BlobToWrite, FoundBlob};
 use crate::images::site::client::{self, PeerBlob, WantedPart};
 use crate::images::site::{BlobOrigin, Seeker, Sought};
 
@@ -26,14 +26,14 @@ pub(super) async fn wait_for_origin(seeker: &mut Seeker, open: &mut Option<Filli
 const FOREIGN: &str = "a part of it was left by the pull of an image from another repository";
 
 impl Download<'_> {
-    /// Has the cloud asked where a blob is to be had, if the site shares it and it is not here. What is here is announced if it
-    /// came from the image's repository.
+    /// Asks the cloud where to get a blob, if the site shares it and the store lacks it. A stored blob is announced instead, if
+    /// it came from the image's repository.
     pub(super) async fn seek(&self, blob: &BlobToWrite, flight: &Flight) -> Option<Seeker> {
         let ImageSharing { neighbourhood, task, site_limited, deadline, .. } =
             self.shared.as_ref().filter(|_| blob.kind == BlobKind::Layer)?;
         let hub = &neighbourhood.hub;
-        if self.fetcher.store.has_blob(&blob.digest).await {
-            if self.has_fetched(&blob.digest).await {
+        if let Some(stored) = self.fetcher.store.look_up_blob(&blob.digest).await {
+            if self.is_of_repository(&stored) {
                 hub.announce(task, &blob.digest, blob.size);
             }
             return None;
@@ -56,11 +56,10 @@ impl Download<'_> {
         Some(seeker)
     }
 
-    /// Whether the store has a blob that came from the image's repository. Others have no business with the image: its manifest
-    /// may list a private layer of another one, to get at it through a neighbour.
-    pub(super) async fn has_fetched(&self, digest: &str) -> bool {
-        let fetched = self.fetcher.store.fetched_blob(digest).await;
-        fetched.is_some_and(|(_, repository)| repository == self.source.name)
+    /// Whether a blob came from the image's repository. Another one may be a private layer that the image's manifest only
+    /// lists, to get at it through a neighbour.
+    pub(super) fn is_of_repository(&self, stored: &FoundBlob) -> bool {
+        stored.fetched_from.as_deref() == Some(self.source.name.as_str())
     }
 
     /// Appends what a neighbour sends.

@@ -106,8 +106,10 @@ impl Download<'_> {
         };
         let Some(mut part) = opened else {
             // Another image has this layer uncompressed.
-            let there = self.fetcher.store.blob_size(diff_id).await;
-            return there.map(tar).ok_or_else(|| useless_delta("the rebuilt layer was lost"));
+            let there = self.fetcher.store.look_up_blob(diff_id).await;
+            return there
+                .map(|blob| tar(blob.size))
+                .ok_or_else(|| useless_delta("the rebuilt layer was lost"));
         };
         let (sender, mut pieces) = mpsc::channel(PIECES);
         let limits = ApplyLimits::of_layer(delta.tar, layer.size);

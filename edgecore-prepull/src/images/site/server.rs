@@ -27,7 +27,7 @@ use super::arrivals::Arrival;
 use super::hub::Hub;
 use super::turns::{Pace, ReaderTurn, TURN, Turns};
 use crate::cloud::identity::{Identity, node_of};
-use crate::images::containerd::ContentStore;
+use crate::images::containerd::{ContentStore, FoundBlob};
 use crate::images::rate::Bucket;
 use crate::machine::read_load;
 use crate::metrics::AgentMetrics;
@@ -244,7 +244,10 @@ impl PeerServer {
             }
             sleep(LOOK).await;
         }
-        let (size, repository) = self.store.fetched_blob(digest).await.ok_or(StatusCode::NOT_FOUND)?;
+        let stored = self.store.look_up_blob(digest).await;
+        let Some(FoundBlob { size, fetched_from: Some(repository) }) = stored else {
+            return Err(StatusCode::NOT_FOUND);
+        };
         check(&repository)?;
         Ok(ServedBlob::Store { digest: digest.to_owned(), size })
     }
