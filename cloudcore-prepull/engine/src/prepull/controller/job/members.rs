@@ -133,14 +133,13 @@ impl Members {
             return None;
         }
         let plan = self.plans.get(node)?;
-        let access = match self.keys.get(node) {
-            _ if !plan.names_secrets() => LayerAccess::Open,
-            Some(KeysSent::All(keys)) => LayerAccess::Keys(*keys),
-            Some(KeysSent::Missing) => LayerAccess::Open,
-            None if has_succeeded => LayerAccess::Ended,
-            None => LayerAccess::Awaited,
+        let (access, has_keys) = match self.keys.get(node) {
+            _ if !plan.names_secrets() => (LayerAccess::Open, true),
+            Some(KeysSent::All(keys)) => (LayerAccess::Keys(*keys), true),
+            Some(KeysSent::Missing) => (LayerAccess::Open, false),
+            None if has_succeeded => (LayerAccess::Ended, true),
+            None => (LayerAccess::Awaited, true),
         };
-        let has_keys = !plan.names_secrets() || self.keys.get(node) != Some(&KeysSent::Missing);
         let (entitlement, max_rate) = (plan.entitlement(has_keys), job.download.max_site_rate);
         Some((BlobSharing { entitlement, max_rate, has_succeeded }, access))
     }
