@@ -62,13 +62,17 @@ pub(super) fn make_room(
     true
 }
 
+/// Bytes of a tag, with its part of the image's.
+fn share_of(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> usize {
+    tag_bytes(tag) + image_bytes(name, image) / image.tags.len().max(1)
+}
+
 fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str) -> Option<(String, String)> {
     let mut shares: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, image) in &spec.images {
         for tag in &image.tags {
             if let Some(namespace) = round_namespace(&tag.owner_references) {
-                *shares.entry(namespace).or_default() +=
-                    tag_bytes(tag) + image_bytes(name, image) / image.tags.len();
+                *shares.entry(namespace).or_default() += share_of(name, image, tag);
             }
         }
     }
@@ -82,7 +86,7 @@ fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str)
         let tag = tags.find(|tag| {
             round_namespace(&tag.owner_references) == Some(*largest) && !is_pulling(name, &tag.tag)
         })?;
-        let freed = tag_bytes(tag) + image_bytes(name, image) / image.tags.len();
+        let freed = share_of(name, image, tag);
         // The other way round, the next request would take it back.
         (*largest != of && bytes - freed >= own).then(|| (name.clone(), tag.tag.clone()))
     };

@@ -99,6 +99,13 @@ pub(super) fn apply_request(
     }
 }
 
+/// Whether the spec has the tag that a job requests, for that job.
+pub(super) fn is_requested(spec: &NodeImageSpec, request: &TagRequest) -> bool {
+    let image = spec.images.get(&request.key.image);
+    let mut tags = image.into_iter().flat_map(|image| &image.tags);
+    tags.any(|tag| tag.tag == request.key.tag && has_owner(tag, &request.owner))
+}
+
 /// Has the tag pulled once more.
 fn begin_round(tag: &mut ImageTagSpec, request: &TagRequest, now: Timestamp) {
     tag.version = tag.version.saturating_add(1);

@@ -147,15 +147,19 @@ impl TrackedNode {
         // A job may have finished, or been deleted, before its request could be written.
         let mut queued = self.requests.take();
         queued.retain(|queued| is_active(queued, context));
-        let mut edits = apply_requests(&mut spec, status, &queued, usize::MAX, fx.now);
+        let now = fx.now;
+        let mut edits: Vec<_> =
+            queued.iter().map(|queued| apply_request(&mut spec, status, queued, now)).collect();
         if shares::stored_bytes(&spec) > MAX_STORED {
             // Without those that don't fit: the API server would refuse the others with them.
             spec = object.restore_spec();
             spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
-            edits = apply_requests(&mut spec, status, &queued, MAX_STORED, fx.now);
+            edits = queued.iter().map(|queued| apply_if_it_fits(&mut spec, status, queued, now)).collect();
         }
         for (queued, edit) in queued.into_iter().zip(edits) {
             match edit {
+                // It gave its room to a later one.
+                EditOutcome::Changed if !spec_edit::is_requested(&spec, &queued.request) => full.push(queued),
                 EditOutcome::Changed => carried.push(queued),
                 EditOutcome::Unchanged => unchanged.push(queued),
                 EditOutcome::Deferred { has_disowned } => {
@@ -234,30 +238,32 @@ impl TrackedNode {
     }
 }
 
-/// Applies requests in their order. One that makes a NodeImage larger than `most` bytes finds no room.
-fn apply_requests(
+fn apply_request(
     spec: &mut NodeImageSpec,
     status: &NodeImageStatus,
-    requests: &[QueuedRequest],
-    most: usize,
+    queued: &QueuedRequest,
     now: Timestamp,
-) -> Vec<EditOutcome> {
-    let apply = |QueuedRequest { request, new_round }: &QueuedRequest| {
-        let before = (most < usize::MAX).then(|| spec.clone());
-        let edit = spec_edit::apply_request(spec, status, request, *new_round, now);
-        match before {
-            Some(before) if edit == EditOutcome::Changed => {
-                let fits = |spec: &NodeImageSpec| shares::stored_bytes(spec) <= most;
-                if make_room(spec, status, owners::namespace(&request.owner), fits) {
-                    return edit;
-                }
-                *spec = before;
-                EditOutcome::Full { has_disowned: false }
-            }
-            _ => edit,
-        }
-    };
-    requests.iter().map(apply).collect()
+) -> EditOutcome {
+    spec_edit::apply_request(spec, status, &queued.request, queued.new_round, now)
+}
+
+/// The same, but a request that makes the NodeImage too large finds no room.
+fn apply_if_it_fits(
+    spec: &mut NodeImageSpec,
+    status: &NodeImageStatus,
+    queued: &QueuedRequest,
+    now: Timestamp,
+) -> EditOutcome {
+    let before = spec.clone();
+    let edit = apply_request(spec, status, queued, now);
+    let fits = |spec: &NodeImageSpec| shares::stored_bytes(spec) <= MAX_STORED;
+    if edit == EditOutcome::Changed
+        && !make_room(spec, status, owners::namespace(&queued.request.owner), fits)
+    {
+        *spec = before;
+        return EditOutcome::Full { has_disowned: false };
+    }
+    edit
 }
 
 fn is_active(queued: &QueuedRequest, context: &Context<'_>) -> bool {

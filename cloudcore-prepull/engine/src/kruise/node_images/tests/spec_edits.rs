@@ -216,16 +216,38 @@ fn a_request_that_does_not_fit_fails_alone() {
     );
 }
 
+/// The request of a job of another namespace than the others.
+fn of_evil(job: &str, image: &str, tag: &str) -> TagRequest {
+    let mut request = TagRequest { key: TagKey::new(image, tag), ..request(job) };
+    request.owner.namespace = Some("evil".to_owned());
+    request
+}
+
+#[test]
+fn a_request_that_gives_way_at_once_is_answered() {
+    let mut world = World::new();
+    let last = TagRequest { key: TagKey::new("other", "1"), ..request("job") };
+    let requests = (0..256).map(|image| of_evil(&format!("evil-{image}"), &format!("i{image:03}"), "1"));
+    for request in requests.chain([last]) {
+        live(&world, &request.owner.uid.clone().unwrap(), Liveness::Active);
+        world.images.request_tag(&node(), Arc::new(request), false);
+    }
+    world.settle();
+    let states = world.take_tag_states();
+    assert_eq!(states.len(), 257, "each job hears of its tag");
+    let failed = states.iter().filter(|(_, state)| matches!(state, TagState::Failed(_)));
+    assert_eq!(failed.map(|(job, _)| job.as_str()).collect::<Vec<_>>(), ["evil-255"]);
+}
+
 #[test]
 fn a_full_node_image_has_room_for_every_namespace() {
     for (images, tags) in [(256, 1), (1, 256)] {
         let mut world = World::new();
         for (image, tag) in (0..images).flat_map(|image| (0..tags).map(move |tag| (image, tag))) {
-            let mut request = request(&format!("evil-{image}-{tag}"));
-            request.owner.namespace = Some("evil".to_owned());
+            let job = format!("evil-{image}-{tag}");
             // The first image is that of the other namespace.
             let image = if image == 0 { "nginx".to_owned() } else { format!("i{image}") };
-            request.key = TagKey::new(&image, &format!("t{tag:03}"));
+            let request = of_evil(&job, &image, &format!("t{tag:03}"));
             live(&world, &request.owner.uid.clone().unwrap(), Liveness::Active);
             world.images.request_tag(&node(), Arc::new(request), false);
         }
