@@ -113,14 +113,8 @@ impl Serialize for PeerAddressText {
     }
 }
 
-impl<'de> Deserialize<'de> for PeerAddressText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
 /// The value of `--max-tasks`: from one to as many tasks as a node holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct MaxTasks(pub(crate) NonZeroU32);
 
 impl Default for MaxTasks {
@@ -140,7 +134,7 @@ impl FromStr for MaxTasks {
 }
 
 /// The value of `--parallel-pulls`: at least one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ParallelPulls(pub(crate) NonZeroUsize);
 
 impl Default for ParallelPulls {
@@ -166,7 +160,7 @@ impl fmt::Display for ParallelPulls {
 }
 
 /// The value of `--image-gc-high-threshold`: from 1% to 100%. As for the kubelet, 100% switches it off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct GcThreshold(pub(crate) Percent);
 
 impl FromStr for GcThreshold {
@@ -214,11 +208,29 @@ impl Serialize for Rate {
     }
 }
 
-impl<'de> Deserialize<'de> for Rate {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
+/// Has values in the file written as their flags are.
+macro_rules! deserialize_from_flag {
+    ($($value:ty),+ $(,)?) => {$(
+        impl<'de> Deserialize<'de> for $value {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                from_flag(deserializer)
+            }
+        }
+    )+};
 }
+
+deserialize_from_flag!(
+    Amount,
+    DownloadWindow,
+    GcThreshold,
+    Listen,
+    MaxTasks,
+    ParallelPulls,
+    PeerAddressText,
+    Percent,
+    Rate,
+    RuntimeEndpoint,
+);
 
 /// Deserializes a text, number or boolean of the file as a flag would parse it.
 fn from_flag<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
@@ -277,71 +289,5 @@ impl Serialize for Listen {
 impl Serialize for DownloadWindow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&write_window(&self.0))
-    }
-}
-
-impl Serialize for MaxTasks {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u32(self.0.get())
-    }
-}
-
-impl Serialize for ParallelPulls {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
-    }
-}
-
-impl Serialize for GcThreshold {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for ParallelPulls {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for GcThreshold {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Amount {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for RuntimeEndpoint {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Percent {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for DownloadWindow {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for MaxTasks {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_flag(deserializer)
     }
 }
