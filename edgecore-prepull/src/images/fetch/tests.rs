@@ -9,7 +9,6 @@ use prepull_api::image::NormalizedReference;
 use prepull_delta::manifest::MAX_LAYERS;
 use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
 use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, ResolvedReference};
-use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
@@ -17,7 +16,7 @@ use tonic::server::NamedService;
 
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
-use crate::images::runtime::fake::accept;
+use crate::images::runtime::fake::{answer_with, serve};
 
 /// A content store that has all blobs, or none.
 #[derive(Clone)]
@@ -39,16 +38,8 @@ impl<B> Service<http::Request<B>> for FakeStore {
     }
 
     fn call(&mut self, _: http::Request<B>) -> Self::Future {
-        if !self.has_all {
-            return ready(Ok(Status::not_found("content").into_http()));
-        }
-        let mut trailers = http::HeaderMap::new();
-        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-        // The header of a gRPC message without fields.
-        let frames = [hyper::body::Frame::data(vec![0; 5].into()), hyper::body::Frame::trailers(trailers)];
-        let body = http_body_util::StreamBody::new(futures::stream::iter(frames.map(Ok::<_, Infallible>)));
-        let response = http::Response::builder().header("content-type", "application/grpc");
-        ready(Ok(response.body(Body::new(body)).unwrap()))
+        let not_found = || Status::not_found("content").into_http();
+        ready(Ok(if self.has_all { answer_with(&[]) } else { not_found() }))
     }
 }
 
@@ -85,11 +76,7 @@ async fn the_runtime_downloads_no_blob_that_is_gone() {
     for has_all in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("containerd.sock");
-        let server = tonic::transport::Server::builder().add_service(FakeStore { has_all });
-        let connections = accept(&socket);
-        let _server = AbortOnDropHandle::new(tokio::spawn(async {
-            server.serve_with_incoming(connections).await.unwrap();
-        }));
+        let _server = serve(&socket, FakeStore { has_all });
         let (fetching, reference) = (fetching(&socket), reference());
         let name = reference.to_string();
         fetching.inner.script(&name, [Act::Take(0)]);

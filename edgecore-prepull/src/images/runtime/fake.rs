@@ -42,20 +42,29 @@ impl<B> Service<http::Request<B>> for VersionAnswer {
             message.extend([field << 3 | 2, u8::try_from(text.len()).unwrap()]);
             message.extend(text.as_bytes());
         }
-        let mut frame = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
-        frame.append(&mut message);
-        let mut trailers = http::HeaderMap::new();
-        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-        let frames = [hyper::body::Frame::data(frame.into()), hyper::body::Frame::trailers(trailers)];
-        let body = http_body_util::StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
-        let response = http::Response::builder().header("content-type", "application/grpc");
-        ready(Ok(response.body(Body::new(body)).unwrap()))
+        ready(Ok(answer_with(&message)))
     }
 }
 
+/// The answer to a call: one message, of less than 256 bytes.
+pub(crate) fn answer_with(message: &[u8]) -> http::Response<Body> {
+    let header = [0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
+    let frame = [&header, message].concat();
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    let frames = [hyper::body::Frame::data(frame.into()), hyper::body::Frame::trailers(trailers)];
+    let body = http_body_util::StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
+    let response = http::Response::builder().header("content-type", "application/grpc");
+    response.body(Body::new(body)).unwrap()
+}
+
 /// Serves at a socket until it is dropped.
-pub(crate) fn serve(path: &Path, version: VersionAnswer) -> AbortOnDropHandle<()> {
-    let server = tonic::transport::Server::builder().add_service(version);
+pub(crate) fn serve<S>(path: &Path, service: S) -> AbortOnDropHandle<()>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send>,
+    S: NamedService + Clone + Send + Sync + 'static,
+{
+    let server = tonic::transport::Server::builder().add_service(service);
     let connections = accept(path);
     AbortOnDropHandle::new(tokio::spawn(async { server.serve_with_incoming(connections).await.unwrap() }))
 }
