@@ -57,7 +57,8 @@ pub(super) struct ImagePulls<P> {
     pub(super) metrics: Option<Arc<AgentMetrics>>,
     /// Whether unfinished pulls may have left content in the runtime, also before a restart.
     leftovers: AtomicBool,
-    /// References that the runtime has pulled and the disk has refused, each with the error. Pulling again may not repair them.
+    /// References that the runtime has pulled and the disk has refused, each with the error, until we see that the image is
+    /// gone. Pulling again may not repair it.
     refused: Mutex<HashMap<String, PullError>>,
 }
 
@@ -264,6 +265,7 @@ impl<P: Puller> ImagePulls<P> {
                     drop((of_task, of_node));
                     return self.report_present(&image.reference, present).await.map(Some);
                 }
+                self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(&image.reference);
                 if image.policy == PullPolicy::Never {
                     return Err(not_present());
                 }

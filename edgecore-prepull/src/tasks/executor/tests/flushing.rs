@@ -108,3 +108,18 @@ async fn a_refused_flush_fails_a_present_image() {
     assert_eq!((outcomes(&end), end.images[0].code), (vec![Failed], Some(Is::NoSpace)));
     assert_eq!(outcomes(&run(&fake, looks()).await), [Already]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_came_back_is_not_refused() {
+    let fake = Fake::new();
+    fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::Transient, "I/O error")];
+    let executor = executor(&fake);
+    let looks = || execution(vec![image("a", PullPolicy::Never, 0)]);
+    assert_eq!(outcomes(&run_on(&executor, execution(vec![always("a")])).await), [Failed]);
+    assert_eq!(outcomes(&run_on(&executor, looks()).await), [Failed]);
+    fake.state.lock().unwrap().present.clear();
+    assert_eq!(outcomes(&run_on(&executor, looks()).await), [Failed], "it's gone");
+    // The kubelet has pulled it.
+    fake.state.lock().unwrap().present = vec!["a".to_owned()];
+    assert_eq!(outcomes(&run_on(&executor, looks()).await), [Already]);
+}
