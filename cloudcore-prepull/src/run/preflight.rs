@@ -187,9 +187,10 @@ async fn check_kind<K>(api: Api<K>) -> Result<(), PreflightProblem>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
-    let one = ListParams::default().limit(1);
+    // By a name that none has: one object that can't be decoded must not stand in the way of all others.
+    let none = ListParams::default().fields("metadata.name=preflight-of-cloudcore-prepull").limit(1);
     let kind = K::plural(&());
-    match tokio::time::timeout(ANSWER_LIMIT, api.list_metadata(&one)).await {
+    match tokio::time::timeout(ANSWER_LIMIT, api.list_metadata(&none)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(match explain_error::<K>(&error) {
             Some(text) => PreflightProblem { text, lasts: true },
@@ -212,6 +213,18 @@ mod tests {
     use crate::kube_api::fake_api::client_answering;
     use crate::kube_api::leader::Leadership;
     use crate::kube_api::leader_label::LeaderLabel;
+
+    #[tokio::test]
+    async fn one_undecodable_object_fails_no_check() {
+        let (client, _) = client_answering(|target| {
+            if target.contains("fieldSelector=metadata.name%3D") {
+                return json!({ "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": [] });
+            }
+            json!({ "kind": "Status", "status": "Failure", "code": 500, "message": "invalid character 'o'" })
+        });
+        let checked = check_kind(Api::<ImagePrePullReport>::all(client)).await;
+        assert!(checked.is_ok(), "{:?}", checked.map_err(|problem| problem.text));
+    }
 
     /// Requests of one check: a list of each kind.
     const REQUESTS: usize = 4;
