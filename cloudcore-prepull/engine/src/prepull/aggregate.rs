@@ -220,6 +220,7 @@ mod tests {
     use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use prepull_api::crd::status::{Action, ActionStatus, JobImageStatus, Tristate};
+    use prepull_api::task::ImageRemoval;
 
     use super::*;
 
@@ -300,6 +301,8 @@ mod tests {
             report.node_status.iter().map(|node| node.image_status[0].reason.len()).collect();
         assert_eq!(lengths, [cut.len(), 1024].into());
         assert_eq!(nodes_in_report(std::iter::once("a")), MAX_NODES_IN_REPORT);
+        let long = "a".repeat(12_000);
+        assert_eq!(nodes_in_report(std::iter::once(long.as_str())), 28, "a node has the name twice");
         assert_eq!(nodes_in_report(std::iter::repeat_n("a", 10_000)), 1);
     }
 
@@ -322,7 +325,8 @@ mod tests {
             .collect();
         let report = make_report("job", 0, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
         assert!(serde_json::to_string(&report).unwrap().len() <= REPORT_BUDGET + 1000);
-        assert_eq!(report.node_status.len(), capacity);
+        let names = |nodes: &[NodeStatus]| nodes.iter().map(|n| n.node_name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&report.node_status), names(&nodes));
     }
 
     #[test]
@@ -337,6 +341,8 @@ mod tests {
             reason: whole.reason.clone(),
             time: Time(Timestamp::UNIX_EPOCH),
         });
+        let counts = RemovalResult { removed: 1, ..RemovalResult::default() };
+        whole.removal = Some(RemovalResult { images: vec![ImageRemoval::default()], ..counts.clone() });
         let cut = "é".repeat(SHORT_REASON);
         let shortened = fit_in_budget(&[&whole], 0, &[shortened]).remove(0);
         let image = &shortened.image_status[0];
@@ -349,5 +355,11 @@ mod tests {
         assert_eq!(reasons, [&cut; 4]);
         let bare = fit_in_budget(&[&whole], 0, &[without_details]).remove(0);
         assert_eq!((&bare.reason, bare.phase, bare.image_status.len()), (&cut, NodePhase::Failure, 0));
+        assert_eq!(bare.removal, Some(counts));
+    }
+
+    #[test]
+    fn rounds_of_both_kinds_count() {
+        assert_eq!(Rounds { retry: 2, recheck: 1, rechecking: true }.total(), 3);
     }
 }

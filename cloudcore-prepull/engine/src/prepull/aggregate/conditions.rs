@@ -200,4 +200,45 @@ mod tests {
         let third = merge_conditions(&second, vec![fact(true)], Some(1), late);
         assert_eq!((third[0].status.as_str(), third[0].last_transition_time.clone()), ("True", Time(late)));
     }
+
+    /// A job at work.
+    fn working() -> Situation<'static> {
+        Situation {
+            phase: JobPhase::InProgress,
+            started: true,
+            suspended: false,
+            paused: false,
+            ended_as: None,
+            refusal: None,
+            other: None,
+            warning: None,
+            reason: "",
+        }
+    }
+
+    fn shown<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+        conditions.iter().find(|condition| condition.type_ == type_)
+    }
+
+    #[test]
+    fn only_a_job_that_was_paused_says_so() {
+        let mut before = Vec::new();
+        for (paused, status) in [(false, None), (false, None), (true, Some("True")), (false, Some("False"))] {
+            before = conditions(&Situation { paused, ..working() }, &before, None, Timestamp::UNIX_EPOCH);
+            assert_eq!(shown(&before, PAUSED).map(|condition| condition.status.as_str()), status);
+        }
+    }
+
+    #[test]
+    fn a_job_progresses_to_a_spec_that_is_next() {
+        for (other, suspended, reason) in [
+            (OtherSpec::Next, false, reasons::SPEC_CHANGED),
+            (OtherSpec::Next, true, reasons::SUSPENDED),
+            (OtherSpec::Refused, false, reasons::NODES_PULLING),
+        ] {
+            let situation = Situation { other: Some(other), suspended, ..working() };
+            let conditions = conditions(&situation, &[], None, Timestamp::UNIX_EPOCH);
+            assert_eq!(shown(&conditions, PROGRESSING).unwrap().reason, reason, "{situation:?}");
+        }
+    }
 }
