@@ -13,6 +13,11 @@ use prepull_api::wire::{MAX_NOTE, OpenPhase, TaskProgress};
 use super::*;
 use crate::prepull::plan::{NodePlan, PlannedImage};
 
+mod rechecks;
+mod results;
+mod steps;
+mod waits;
+
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
 }
@@ -94,6 +99,7 @@ fn free_slots_are_used_up_to_concurrency() {
     let mut rollout = rollout(5, 2, "0");
     all_online(&mut rollout, 5);
     assert_eq!(started(&rollout.advance(at(0))), [node(0), node(1)]);
+    assert_eq!([1..3, 2..5].map(|places| rollout.any_in_progress(places)), [true, false]);
     assert_eq!(rollout.advance(at(0)), []);
     assert!(rollout.record_result(&node(1), Some(&plan()), &result(TaskOutcome::Succeeded), at(1)));
     assert_eq!(started(&rollout.advance(at(1))), [node(2)]);
@@ -649,6 +655,7 @@ fn a_missing_node_waits_once_found() {
         ..NodeStatus::default()
     };
     let settings = rollout(0, 1, "1").settings().clone();
+    assert!(Rollout::new(settings.clone(), vec![]).is_empty());
     let mut rollout = Rollout::new(settings, vec![missing(0), missing(1)]);
     assert_eq!((rollout.len(), rollout.is_empty(), rollout.missing_count()), (2, false, 2));
     rollout.mark_found(&node(0));
@@ -668,6 +675,7 @@ fn a_lost_record_is_no_missing_node() {
     assert!(rollout.record_result(&node(0), Some(&plan()), &result(TaskOutcome::Failed), at(1)));
     let record = rollout.record(&node(0)).unwrap();
     assert_eq!((record.phase, record.attempt, rollout.missing_count()), (NodePhase::Failure, 1, 0));
+    assert_eq!((rollout.summary().pending, rollout.waiting_offline()), (1, 1));
 }
 
 #[test]
