@@ -388,10 +388,9 @@ impl Rollout {
         }
     }
 
-    /// The counts without the nodes that do not exist: those of the waves.
+    /// The counts that the waves go by: a node that doesn't exist isn't desired.
     fn present_counts(&self) -> Summary {
-        let Summary { desired, failure, .. } = self.counts;
-        Summary { desired: desired - self.missing, failure: failure - self.missing, ..self.counts.clone() }
+        Summary { desired: self.counts.desired - self.missing, ..self.counts.clone() }
     }
 
     /// How many nodes do not exist, and count as failed.

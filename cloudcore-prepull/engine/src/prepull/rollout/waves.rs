@@ -27,9 +27,7 @@ impl Waves {
     /// Goes on to the wave that the nodes have reached: more of them may have started than the status shows, and
     /// their failures must not count against a smaller wave.
     pub(super) fn catch_up(&mut self, steps: &[WaveStep], counts: &Summary) {
-        while self.at < steps.len()
-            && self.start_limit(steps, counts.desired) < counts.desired - counts.pending
-        {
+        while self.start_limit(steps, counts.desired) < counts.desired - counts.pending {
             (self.at, self.ended) = (self.at + 1, None);
         }
     }
