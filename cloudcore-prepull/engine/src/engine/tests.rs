@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use prepull_api::crd::EDGE_LABEL;
 use prepull_api::crd::kruise::{NodeImage, NodeImageSpec};
+use prepull_api::settings::NodeSettings;
 use prepull_api::sites::{BlobNews, BlobState, Blobs, PeerDoor};
 use prepull_api::task::{JobUid, NodeName, TaskId, TaskOutcome, TaskResult};
 use prepull_api::wire::{OpenPhase, OpenTask, TaskProgress};
@@ -57,6 +58,47 @@ fn jobs_are_listed_once_those_that_go_on_are_read() {
     let uid = JobUid("job".to_owned());
     engine.handle(controller::Input::Recalled(uid, Vec::new(), Some(job())).into(), now);
     assert!(engine.listed().jobs);
+}
+
+#[test]
+fn only_jobs_that_select_by_pods_need_them() {
+    let now = Timestamp::UNIX_EPOCH;
+    let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
+    assert!(!engine.needs_pods());
+    let job = serde_json::from_value(json!({
+        "metadata": { "name": "job", "namespace": "team", "uid": "uid", "generation": 1 },
+        "spec": { "image": "a:1", "podSelector": { "matchLabels": { "app": "web" } } },
+    }));
+    let job = jobs::Input::PullJob(Ok(job.unwrap()));
+    engine.handle(kruise::Input::Job(job).into(), now);
+    assert!(engine.needs_pods());
+}
+
+#[test]
+fn a_nodes_settings_follow_its_labels() {
+    let (mut engine, now) = (Engine::default(), Timestamp::UNIX_EPOCH);
+    let object = serde_json::from_value(json!({
+        "metadata": { "name": "north", "uid": "uid", "generation": 1 },
+        "spec": { "labelSelector": { "matchLabels": { "site": "north" } }, "makeRoom": true },
+    }));
+    let node = |site: &str| {
+        let labels =
+            [(EDGE_LABEL, ""), ("site", site)].map(|(key, value)| (key.to_owned(), value.to_owned()));
+        NodeView { name: "edge-1".into(), labels: labels.into(), ready: true }
+    };
+    let hello = Box::new(Hello { settings: Some(NodeSettings::default()), ..Hello::default() });
+    let up = SessionEvent::Up { node: node("").name, session: SessionId(1), hello };
+    let inputs: [Input; 4] = [
+        settings::Input::All(vec![object.unwrap()]).into(),
+        FleetEvent::Nodes(vec![node("south")]).into(),
+        FleetEvent::Session(up).into(),
+        FleetEvent::Node(node("north")).into(),
+    ];
+    let sent = inputs.map(|input| {
+        engine.handle(input, now);
+        engine.flush(now).iter().filter(|action| action.kind() == "configure").count()
+    });
+    assert_eq!(sent, [0, 0, 0, 1]);
 }
 
 #[test]

@@ -153,7 +153,8 @@ impl World {
             }
             Action::Direct(directions) => {
                 let of = |direction: &Direction| match direction {
-                    Direction::Registry { alone: "", .. } => "carry".to_owned(),
+                    Direction::Registry { alone: "", max_rate: None } => "carry".to_owned(),
+                    Direction::Registry { alone: "", max_rate: Some(rate) } => format!("carry at {rate}"),
                     Direction::Registry { alone, .. } => format!("alone: {alone}"),
                     Direction::Wait => "wait".to_owned(),
                     Direction::Peers(peers) => peers[0].0.to_string(),
@@ -189,10 +190,14 @@ impl World {
     }
 
     fn succeed(&mut self, name: &str) {
+        self.end(name, TaskOutcome::Succeeded);
+    }
+
+    fn end(&mut self, name: &str, outcome: TaskOutcome) {
         let result = TaskResult {
             removal: None,
             task: task(),
-            outcome: TaskOutcome::Succeeded,
+            outcome,
             reason: String::new(),
             check: None,
             images: Vec::new(),
@@ -288,4 +293,63 @@ fn a_refused_claim_is_an_event_once() {
     let events: Vec<_> = events.iter().map(|event| (event.node.as_str(), event.kind)).collect();
     assert_eq!(events, [("b", SiteEventKind::ClaimRefused)]);
     assert_eq!(world.engine.take_site_events(), []);
+}
+
+#[test]
+fn the_latest_session_says_if_a_holder_serves() {
+    let mut world = World::new(&[("a", KEYS), ("b", KEYS), ("c", KEYS)]);
+    world.say("a", BlobState::Here);
+    let open = vec![OpenTask { task: task(), phase: OpenPhase::Running, limited: false }];
+    let (session, hello) = (SessionId(3), Box::new(Hello { open, ..Hello::default() }));
+    world.give(FleetEvent::Session(SessionEvent::Up { node: "a".into(), session, hello }));
+    assert_eq!(world.say("b", BlobState::Wanted), ["b: carry"]);
+    world.connect_as(SessionId(2), "a", true);
+    assert_eq!(world.say("c", BlobState::Wanted), ["c: wait"]);
+}
+
+#[test]
+fn a_task_that_succeeds_proves_its_nodes_layers() {
+    for (outcome, heard) in [(TaskOutcome::Failed, &[][..]), (TaskOutcome::Succeeded, &["a: b"])] {
+        let mut world = World::new(&[("a", KEYS), ("b", KEYS)]);
+        assert_eq!(world.say("a", BlobState::Wanted), ["a: carry"]);
+        assert_eq!(world.say("b", BlobState::Here), [""; 0]);
+        world.end("b", outcome);
+        assert_eq!(world.heard, heard);
+    }
+}
+
+#[test]
+fn a_jobs_new_limit_reaches_its_carriers() {
+    let mut world = World::new(&[("a", KEYS)]);
+    world.say("a", BlobState::Wanted);
+    world.job["metadata"]["generation"] = json!(2);
+    world.job["spec"]["download"] = json!({ "maxSiteRate": "1Ki" });
+    world.give(controller::Input::Job(Ok(serde_json::from_value(world.job.clone()).unwrap())));
+    world.pass(1);
+    assert_eq!(world.heard, ["a: carry at 1024"]);
+}
+
+#[test]
+fn an_engine_reports_its_sites() {
+    let mut world = World::new(&[("a", KEYS)]);
+    let (empty, before) = (world.engine.site_reports(world.now), world.engine.site_bytes());
+    world.say("a", BlobState::Wanted);
+    let (engine, now) = (&world.engine, world.now);
+    let reports = engine.site_reports(now);
+    assert_eq!((empty.len(), reports.len(), reports[0].carriers.len()), (0, 1, 1));
+    assert_eq!(
+        (engine.site_report("factory", now), engine.site_report("ship", now)),
+        (reports.into_iter().next(), None)
+    );
+    assert!(before < engine.site_bytes());
+}
+
+#[test]
+fn credentials_beyond_the_bound_replace_all() {
+    let mut world = World::new(&[("a", KEYS)]);
+    for (name, others, known) in [("b", MAX_ENTITLEMENTS - 1, MAX_ENTITLEMENTS), ("c", MAX_ENTITLEMENTS, 1)] {
+        world.engine.last_keys = (0..others).map(|n| (n.to_string().into(), 1)).collect();
+        world.add(name, KEYS);
+        assert_eq!(world.engine.last_keys.len(), known);
+    }
 }
