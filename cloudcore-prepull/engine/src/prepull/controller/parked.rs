@@ -144,6 +144,11 @@ mod tests {
         let before = at - Duration::from_secs(1);
         assert!(!is_settled(&ended(1), before) && is_settled(&ended(1), at));
         assert!(!is_settled(&ended(2), at) && is_settled(&unreadable(ended(2)), at));
+        let finished = |status| {
+            let condition = json!({"type": FINISHED, "status": status, "reason": "", "message": "", "lastTransitionTime": ENDED});
+            object(1, &json!({"observedGeneration": 1, "completionTime": ENDED, "conditions": [condition]}))
+        };
+        assert!(is_settled(&finished("True"), at) && !is_settled(&finished("Unknown"), at));
         let parked = Parked::from_begun(&ended(1)).unwrap();
         let edited = [ended(1), ended(2), unreadable(ended(2))].map(|object| parked.is_edited(&object));
         assert_eq!(edited, [false, true, false]);

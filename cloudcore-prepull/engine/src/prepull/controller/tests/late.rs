@@ -31,7 +31,7 @@ fn relisting_drops_deleted_jobs() {
     world.give(Input::Jobs(vec![object]));
     assert_eq!((world.cancels(), world.dispatched.len()), (vec![], 1));
     world.give(Input::Jobs(Vec::new()));
-    assert_eq!(world.cancels(), ["a"]);
+    assert_eq!((world.cancels(), world.controller.next_wakeup()), (vec!["a"], None));
 }
 
 #[test]
@@ -106,12 +106,26 @@ fn an_unsendable_task_fails_with_the_reason() {
 }
 
 #[test]
+fn a_task_without_a_session_waits_for_one() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.says("a", EdgeMessage::Accepted { task: task() });
+    for dispatched in [2, 3] {
+        world.next_outcome = Some(DispatchOutcome::Offline);
+        world.up("a", &[(UID, 1, OpenPhase::NeedsKeys)]);
+        assert_eq!(world.dispatched.len(), dispatched);
+    }
+}
+
+#[test]
 fn a_deleted_status_stops_its_job() {
     let mut world = World::new(&["a"]);
     world.give(on(&["a"]));
     let (job, object) = (task().job, StatusOrReport::Status);
     let outcome = WriteOutcome::Gone;
     world.give(Input::Written { job: job.clone(), object, version: 1, outcome, stored: None });
+    assert_eq!(world.controller.phases().map(|(_, jobs)| jobs), [0; 4]);
     world.up("a", &[]);
     // The watch is late.
     world.give(on(&["a"]));

@@ -36,6 +36,9 @@ fn a_node_deleted_before_starting_is_skipped() {
         world.all_end(&nodes[2..], TaskOutcome::Succeeded);
         let expected = if follow { (10, 10, 0, 0) } else { (9, 9, 0, 1) };
         assert_eq!((world.status().phase, summary(&world)), (JobPhase::Completed, expected));
+        world.hear(FleetEvent::Node(edge("late")));
+        world.pass(1_000);
+        assert_eq!(summary(&world), expected, "none joins a job that is over");
     }
 }
 

@@ -142,6 +142,22 @@ fn a_running_job_reports_its_failure_causes() {
 }
 
 #[test]
+fn the_event_of_a_failed_node_says_why() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    let (session, message) = (SessionId(1), EdgeMessage::Result(result(TaskOutcome::Failed)));
+    let event = SessionEvent::Message { node: "a".into(), session, message };
+    world.controller.note_fleet_event(FleetEvent::Session(event), world.now);
+    let actions = world.controller.flush(world.now);
+    let note = |action: &Action| match action {
+        Action::Event(event) if event.reason == "NodeFailed" => Some(event.note.clone()),
+        _ => None,
+    };
+    assert_eq!(actions.iter().find_map(note).unwrap(), "a: Other: nginx:1.25: wrong password");
+}
+
+#[test]
 fn a_following_job_adopts_missing_nodes() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
@@ -192,8 +208,10 @@ fn a_job_waits_for_a_ready_node() {
         }
         world.up("a", &[]);
         // Another node, or one that stays as it was, is nothing to it.
-        world.hear(FleetEvent::Node(edge("other")));
-        world.hear(FleetEvent::Node(not_ready("b")));
+        for node in [edge("other"), not_ready("b")] {
+            world.controller.note_fleet_event(FleetEvent::Node(node), world.now);
+            assert_eq!(world.controller.agenda.next(), None, "it isn't even looked at");
+        }
         world.pass(1000);
         assert_eq!((world.status().phase, world.dispatched.len()), (JobPhase::Init, 0));
         world.hear(FleetEvent::Node(edge("a")));

@@ -1,5 +1,7 @@
 //! Jobs that an earlier leader has begun, as a new one reads them.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::course::fleet;
 use super::*;
 
@@ -11,11 +13,11 @@ fn object(input: Input) -> JobObject {
 #[test]
 fn a_lean_job_yields_no_status() {
     let (mut world, nodes) = fleet(2);
-    let wanted = json!({"nodeNames": nodes, "concurrency": 1});
+    let mut wanted = json!({"nodeNames": nodes, "concurrency": 1});
     world.give(job(wanted.clone(), 1, None));
     world.pass(1_000);
     world.ends("n0", TaskOutcome::Succeeded);
-    let whole = object(job(wanted, 1, world.stored.as_ref()));
+    let whole = object(job(wanted.clone(), 1, world.stored.as_ref()));
     let mut listed = whole.clone();
     drop_unread_fields(&mut listed, world.now);
     world.restart_unread(&nodes);
@@ -23,6 +25,10 @@ fn a_lean_job_yields_no_status() {
     let recalled = world.controller.flush(world.now);
     assert!(matches!(recalled[..], [Action::Recall { .. }]), "{recalled:?}");
     assert!(world.controller.is_loading(), "no edge may be let in");
+    // It's edited while it is read.
+    wanted["concurrency"] = json!(2);
+    world.controller.handle(job(wanted, 2, world.stored.as_ref()), world.now);
+    assert!(world.controller.flush(world.now).is_empty());
     let reports = world.stored_reports();
     world.give(Input::Recalled(JobUid(UID.to_owned()), reports, Some(whole)));
     assert!(!world.controller.is_loading());
@@ -31,6 +37,7 @@ fn a_lean_job_yields_no_status() {
     world.ends("n1", TaskOutcome::Succeeded);
     world.pass(2_000);
     assert_eq!((world.status().phase, world.status().node_status.len()), (JobPhase::Completed, 2));
+    assert_eq!(world.status().observed_generation, Some(2));
 }
 
 impl World {
@@ -38,6 +45,21 @@ impl World {
         self.controller = Controller::default();
         self.hear(FleetEvent::Nodes(nodes.iter().map(|name| edge(name)).collect()));
     }
+}
+
+#[test]
+fn of_listed_jobs_the_oldest_begins_first() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    let made = |name: &str, created: i64| {
+        let mut job = object(job(json!({"nodeNames": ["a"], "images": [name]}), 1, None)).unwrap();
+        job.metadata.uid = Some(name.to_owned());
+        job.metadata.creation_timestamp = Some(Time(Timestamp::from_second(created).unwrap()));
+        Ok(job)
+    };
+    world.give(Input::Jobs(vec![made("younger:1", 2), made("older:1", 1)]));
+    world.pass(1_000);
+    assert_eq!(world.images, ["older:1"]);
 }
 
 #[test]

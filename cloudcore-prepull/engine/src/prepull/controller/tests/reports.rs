@@ -42,6 +42,21 @@ fn a_report_deleted_unseen_is_rewritten() {
 }
 
 #[test]
+fn an_unwritten_report_is_no_lost_one() {
+    let mut world = World::new(&["a"]);
+    world.answers = false;
+    world.give(on(&["a"]));
+    // The status, and with that the report.
+    for written in std::mem::take(&mut world.unanswered) {
+        world.give(written);
+    }
+    world.give(Input::ReportsListed(Vec::new()));
+    world.answer();
+    world.pass(2_000);
+    assert_eq!(world.tried, [StatusOrReport::Status, StatusOrReport::Report(0)]);
+}
+
+#[test]
 fn nothing_reruns_after_deletion_and_failover() {
     let mut world = World::new(&["a", "b"]);
     world.up("a", &[]);

@@ -173,8 +173,9 @@ fn an_edit_during_a_reread_counts() {
     let stored = world.stored.clone();
     let edits = [2, 3].map(|n| job(of(&nodes, &format!("app:{n}")), n, stored.as_ref()));
     let [Input::Job(second), Input::Job(third)] = edits else { panic!() };
-    world.controller.handle(Input::Job(second.clone()), world.now);
-    world.controller.handle(Input::Job(third), world.now);
+    for edit in [second.clone(), third, second.clone()] {
+        world.controller.handle(Input::Job(edit), world.now);
+    }
     let recalled = world.controller.flush(world.now);
     assert!(matches!(recalled[..], [Action::Recall { .. }]), "{recalled:?}");
     // The read object is older than the watch's latest.
@@ -300,7 +301,11 @@ fn a_run_unpins_its_predecessors_images() {
         world.sent.iter().filter(|(_, message)| matches!(message, CloudMessage::Unpin { .. })).count()
     };
     assert_eq!(unpins(&world), 0);
+    // Once, although it then waits for its node.
+    world.hear(FleetEvent::Node(NodeView { ready: false, ..edge("n0") }));
     world.give(with_spec(of(&nodes, "app:2"), json!({"pin": true}), 2, None));
+    world.pass(1_000);
+    world.hear(FleetEvent::Node(edge("n0")));
     world.pass(1_000);
     assert_eq!((unpins(&world), world.images.len()), (1, 2));
 }
@@ -324,19 +329,22 @@ fn absent_nodes_unpin_an_earlier_runs_images_too() {
         // Without n2.
         world.give(with_spec(of(&nodes[..2], "app:2"), json!({"pin": true}), 2, stored.as_ref()));
         world.pass(1_000);
-        let connects = |world: &mut World, node: &str| {
+        let connects = |world: &mut World, node: &str, open: &[(&str, u32, OpenPhase)]| {
             world.sent.clear();
-            world.up_with(node, &[], Hello { pins: Some(vec![JobUid(UID.to_owned())]), ..Hello::default() });
+            world.up_with(node, open, Hello { pins: Some(vec![JobUid(UID.to_owned())]), ..Hello::default() });
             let is_unpin =
                 |(_, message): &(NodeName, CloudMessage)| matches!(message, CloudMessage::Unpin { .. });
             world.sent.iter().any(is_unpin)
         };
         for node in &nodes {
-            assert!(connects(&mut world, node), "{node}, {leader_changes}");
+            assert!(connects(&mut world, node, &[]), "{node}, {leader_changes}");
         }
         world.pass(1_000);
+        // Until it has its task, all that it has pinned is of the run before.
+        assert!(connects(&mut world, "n0", &[]), "{leader_changes}");
+        assert!(!connects(&mut world, "n0", &[(UID, 2, OpenPhase::Running)]), "{leader_changes}");
         world.all_succeed(&nodes[..2]);
-        assert!(!connects(&mut world, "n0") && connects(&mut world, "n2"), "{leader_changes}");
+        assert!(!connects(&mut world, "n0", &[]) && connects(&mut world, "n2", &[]), "{leader_changes}");
     }
 }
 

@@ -175,6 +175,8 @@ fn a_working_nodes_reconnection_writes_nothing() {
     world.says("a", EdgeMessage::Accepted { task: task() });
     world.pass(60_000);
     let writes = world.writes;
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "a".into(), session: SessionId(1) }));
+    world.pass(60_000);
     world.up("a", &[(UID, 1, OpenPhase::Running)]);
     world.pass(60_000);
     assert_eq!(world.writes, writes);

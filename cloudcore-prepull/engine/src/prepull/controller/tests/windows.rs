@@ -329,7 +329,7 @@ fn another_site_rate_is_told_at_once() {
     assert_eq!((world.taken().len(), rates(&mut world)), (2, vec![Some(100_000)]));
     assert!(world.terms[2].share && world.terms[2].site_limited);
     world.give(job_with(&nodes, json!({"download": {"shareWithinSite": true}}), 3, None));
-    assert_eq!(rates(&mut world), [None]);
+    assert_eq!((rates(&mut world), world.terms.last().unwrap().site_limited), (vec![None], false));
 }
 
 #[test]

@@ -103,6 +103,9 @@ fn selecting_by_self_set_labels_is_warned_about() {
     );
     assert_eq!(by_label("site", None), "", "there is nothing to get");
     assert_eq!(by_label("node-restriction.kubernetes.io/site", Some("s/t")), "");
+    let registry = json!([{"registry": "r.io", "imageSecret": "s/t"}]);
+    let template = json!({"labelSelector": labels("site"), "registrySecrets": registry});
+    assert!(message(template, json!([])).contains("site in spec.imagePrePullTemplate"));
     // An overrider may choose the secret, and be the only one that names one.
     let rule = json!({"component": "SecretName", "operator": "add", "value": "s/t"});
     let group = |label: &str| json!([{"imagePrePullOverrider": {"nodeLabel": label, "overriders": {"secretOverriders": [rule]}}}]);
