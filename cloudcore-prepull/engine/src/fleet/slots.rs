@@ -105,5 +105,6 @@ mod tests {
         assert!(slots.is_busy(&at_work) && slots.jobs(&at_work).is_empty());
         assert_eq!((slots.count_taken(&wide, true), slots.count_taken(&wide, true)), (None, Some(true)));
         assert_eq!((slots.nodes.len(), slots.count_taken(&at_work, false)), (2, Some(false)));
+        assert_eq!((slots.count_taken(&wide, false), slots.set_limit(&wide, 1)), (Some(false), Some(true)));
     }
 }

@@ -53,11 +53,11 @@ mod tests {
 
     #[test]
     fn the_last_wait_leaves_time_to_pull() {
-        let (mut postponement, limit) = (Postponement::default(), Duration::from_secs(60));
+        let (mut postponement, limit) = (Postponement::default(), Duration::from_secs(35 + 40 + 4 * 2));
         let waits = std::iter::from_fn(|| postponement.next_wait(Duration::from_secs(2), limit));
         let waits: Vec<_> = waits.map(|wait| wait.as_secs()).collect();
         assert_eq!(waits, [5, 10, 20]);
-        // The fourth try has been made as well.
+        // The fourth try has been made as well; the wait after it would take the rest.
         assert_eq!(postponement.spent(), Duration::from_secs(35 + 4 * 2));
     }
 }

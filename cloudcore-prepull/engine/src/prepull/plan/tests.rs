@@ -695,6 +695,7 @@ mod consent {
               that its owner names: kubectl prepull allow bank/harbor --host harbor.example"
             ]
         );
+        assert!(resolved("harbor.elsewhere/app", &none).details[0].ends_with("it has *.example"));
         assert!(resolved(harbor, &bad).details[0].contains("allow-hosts has \"%\", which is no registry"));
         // An entry that names its host is not concerned.
         let exact = docker(HARBOR, &[(allow, "*"), (hosts, "%")]);

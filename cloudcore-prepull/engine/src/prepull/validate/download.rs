@@ -209,7 +209,7 @@ mod tests {
     fn a_job_says_how_it_is_downloaded() {
         assert_eq!(policy(json!({})).unwrap(), DownloadPolicy::default());
         let policy = policy(json!({
-            "download": { "maxRate": "2Mi", "shareWithinSite": true, "maxSiteRate": "4Mi" },
+            "download": { "maxRate": "2Mi", "shareWithinSite": true, "maxSiteRate": "4Mi", "deltas": "Require" },
             "windows": [
                 { "days": ["Mon", "Fri"], "start": "01:00", "duration": "4h", "timeZone": "Europe/Berlin" },
                 { "start": "22:30", "duration": "1h30m", "timeZone": "Node" },
@@ -221,6 +221,7 @@ mod tests {
         .unwrap();
         assert_eq!(policy.max_rate.unwrap().get(), 2 << 20);
         assert_eq!((policy.share, policy.max_site_rate), (Some(true), NonZeroU64::new(4 << 20)));
+        assert_eq!(policy.deltas, Deltas::Require);
         assert_eq!(policy.windows[0].days, [Weekday::Mon, Weekday::Fri]);
         assert_eq!(policy.windows[1].time_zone, Zone::Node);
         assert_eq!(policy.windows[1].duration, Duration::from_secs(5400));
@@ -236,6 +237,8 @@ mod tests {
         for (text, expected) in [("1024", 1024), ("500k", 500_000), ("2M", 2_000_000), ("1Gi", 1 << 30)] {
             assert_eq!(rate(text).unwrap().unwrap().get(), expected, "{text}");
         }
+        let large = ["1G", "1T", "1Ti"].map(|text| rate(text).unwrap().unwrap().get());
+        assert_eq!(large, [1_000_000_000, 1_000_000_000_000, 1 << 40]);
         assert_eq!(rate("").unwrap(), None);
         for bad in ["0", "1023", "2m", "2MB", "-1", "1.5Mi", "Mi", "99999999999999Ti", "2 Mi"] {
             let refusal = rate(bad).unwrap_err();
@@ -250,7 +253,8 @@ mod tests {
             "windowJitter": "1h",
             "windows": [{ "start": "01:00", "duration": "1h", "timeZone": "UTC" }],
         });
-        let many = json!({ "windows": vec![json!({ "start": "", "duration": "", "timeZone": "" }); 17] });
+        let window = window_with("days", json!([]))["windows"][0].clone();
+        let windows = |count| json!({ "windows": vec![window.clone(); count] });
         for (spec, field, remedy) in [
             (window_with("days", json!(["Mon", "mon"])), "spec.windows[0].days[1]: ", "write Mon"),
             (window_with("start", json!("25:00")), "spec.windows[0].start: ", "00:00 to 23:59"),
@@ -258,7 +262,7 @@ mod tests {
             (window_with("duration", json!("0s")), "spec.windows[0].duration: ", "write 1s to 168h"),
             (window_with("timeZone", json!("Europe/Nowhere")), "spec.windows[0].timeZone: ", "or Node"),
             (window_with("timeZone", json!("")), "spec.windows[0].timeZone: ", "Europe/Berlin"),
-            (many, "spec.windows: ", "at most 16"),
+            (windows(17), "spec.windows: ", "at most 16"),
             (jittered, "spec.windowJitter: ", "not shorter than the shortest window, 1h"),
             (json!({ "windowJitter": "soon" }), "spec.windowJitter: ", "such as 4h"),
             (json!({ "download": { "maxSiteRate": "1" } }), "spec.download.maxSiteRate: ", "at least 1Ki"),
@@ -267,6 +271,7 @@ mod tests {
                 "spec.download.maxSiteRate: ",
                 "needs shareWithinSite",
             ),
+            (json!({ "download": { "deltas": "auto" } }), "spec.download.deltas: ", "write Auto, Never or"),
             (json!({ "verify": { "keys": [] } }), "spec.verify.keys: ", "name 1 to 8"),
             (json!({ "verify": { "keys": keys(9) } }), "spec.verify.keys: ", "name 1 to 8"),
             (
@@ -279,6 +284,8 @@ mod tests {
             let refusal = policy(spec).unwrap_err();
             assert!(refusal.starts_with(field) && refusal.contains(remedy), "{refusal}");
         }
+        assert_eq!(policy(windows(16)).unwrap().windows.len(), 16);
+        assert_eq!(policy(json!({ "verify": { "keys": keys(8) } })).unwrap().verify.unwrap().keys.len(), 8);
         // What has no effect does not stand in the way of removing the windows.
         assert!(policy(json!({ "windowJitter": "20m" })).is_ok());
     }

@@ -99,3 +99,24 @@ fn parse_remove_spec(remove: &RemoveSpec) -> Result<Removal, SpecRefusal> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_is_bounded() {
+        let parsed = |images: usize, kept| {
+            parse_remove_spec(&RemoveSpec {
+                images: vec!["app:1".to_owned(); images],
+                repositories: vec!["app".to_owned()],
+                keep_last: Some(kept),
+                ..RemoveSpec::default()
+            })
+        };
+        assert!(parsed(MAX_IMAGES, MAX_KEPT).is_ok());
+        let refused =
+            [parsed(MAX_IMAGES + 1, 0), parsed(0, MAX_KEPT + 1)].map(|removal| removal.unwrap_err().field);
+        assert_eq!(refused, ["images", "keepLast"].map(|field| format!("{TEMPLATE}.remove.{field}")));
+    }
+}

@@ -80,7 +80,7 @@ mod tests {
             let step = WaveStep::parse(text).unwrap();
             assert_eq!((step.nodes(10), step.to_string().as_str()), (nodes, text));
         }
-        for text in ["", "%", "0%", "101%", "0", "-1", "5.5%", "five", "5 %", "99999999999"] {
+        for text in ["", "%", "0%", "101%", "0", "-1", "+1", "5.5%", "five", "5 %", "99999999999"] {
             assert!(WaveStep::parse(text).is_err(), "{text}");
         }
         assert_eq!(WaveStep::Percent(100).nodes(u32::MAX), u32::MAX);

@@ -469,6 +469,8 @@ fn a_mistake_in_the_course_is_named() {
     };
     assert_eq!(course(all), Ok(expected));
     assert_eq!(course(json!({})), Ok(RunPolicy::default()));
+    let steps: Vec<_> = (1..=MAX_STEPS).map(|step| step.to_string()).collect();
+    assert_eq!(course(json!({"rollout": {"steps": steps}})).unwrap().steps.len(), MAX_STEPS);
     for (spec, field) in [
         (json!({"activeDeadlineSeconds": 0}), "spec.activeDeadlineSeconds"),
         (json!({"activeDeadlineSeconds": -1}), "spec.activeDeadlineSeconds"),
