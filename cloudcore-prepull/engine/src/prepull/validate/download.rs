@@ -6,7 +6,7 @@ use std::time::Duration;
 use prepull_api::crd::download::{DownloadSpec, VerifyKey, VerifySpec, WindowSpec};
 use prepull_api::crd::job::ImagePrePullJobSpec;
 use prepull_api::download::{
-    Deltas, MAX_VERIFICATION_KEYS, MAX_WINDOWS, MAX_ZONE_NAME, VerificationMode, Weekday, Window, Zone,
+    Deltas, MAX_VERIFICATION_KEYS, MAX_WINDOWS, VerificationMode, Weekday, Window, Zone,
 };
 use prepull_api::overriders::SecretRef;
 use prepull_window::{check_duration, is_zone, parse_duration, write_duration};
@@ -140,7 +140,7 @@ fn window_from_spec(index: usize, spec: &WindowSpec) -> Result<Window, SpecRefus
         .map_err(|message| SpecRefusal::new(field("duration"), message))?;
     let time_zone = Zone::from(time_zone.clone());
     if let Zone::Named(name) = &time_zone
-        && (name.len() > MAX_ZONE_NAME || !is_zone(name))
+        && !is_zone(name)
     {
         let message = format!(
             "{name:?} is not a time zone: write a name of the IANA database, such as Europe/Berlin or UTC, or Node"

@@ -29,7 +29,7 @@ impl WaveStep {
             Some(number) => (number, true),
             None => (text, false),
         };
-        if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
+        if !number.bytes().all(|b| b.is_ascii_digit()) {
             return Err(error());
         }
         match (number.parse(), percent) {
