@@ -48,10 +48,13 @@ fn the_largest_blob_is_carried_first() {
 
 #[test]
 fn the_fullest_node_gets_the_first_lease() {
-    let mut story = Story::of(&["a", "b"]);
-    story.want("a", "1");
-    story.say("b", &[("1", 10 * MIB, BlobState::Wanted, 9 * MIB)]);
-    assert_eq!(story.hear(), ["a 1: wait", "b 1: carry"]);
+    for less in [0, MIB] {
+        let mut story = Story::of(&["a", "b"]);
+        for (node, done) in [("b", 9 * MIB), ("a", 9 * MIB - less)] {
+            story.say(node, &[("1", 10 * MIB, BlobState::Wanted, done)]);
+        }
+        assert_eq!(story.hear(), ["a 1: wait", "b 1: carry"], "of equal ones the first");
+    }
 }
 
 #[test]
@@ -65,8 +68,10 @@ fn a_carrier_without_progress_is_replaced() {
         let heard = story.hear_in(40);
         assert!(heard.iter().all(|line| line == "b 1: wait"), "{heard:?}");
     }
-    let heard = story.hear_in(60);
+    story.carry("a", "1", 9 * MIB);
+    let heard = story.hear_in(50);
     assert!(heard.contains(&"b 1: carry".to_owned()) && heard.contains(&"a 1: wait".to_owned()), "{heard:?}");
+    assert_eq!(story.sites.reports(story.now)[0].counters.leases_lost, 1);
     story.say("a", &[("1", 10 * MIB, BlobState::Carrying, 9 * MIB + 1)]);
     assert!(
         story.hear().contains(&"a 1: wait".to_owned())
@@ -91,7 +96,40 @@ fn a_carrier_may_return_in_time() {
     story.say("a", &[("1", 10 * MIB, BlobState::Wanted, 5 * MIB)]);
     assert_eq!(story.hear(), ["a 1: carry"], "with its own half");
     story.sites.disconnect(&"a".into(), story.now);
-    assert!(story.hear_in(40).contains(&"b 1: carry".to_owned()));
+    story.connect("a");
+    assert!(story.hear_in(16).contains(&"b 1: carry".to_owned()), "it doesn't go on");
+    story.sites.disconnect(&"b".into(), story.now);
+    story.hear_in(20);
+    story.connect("a");
+    story.want("a", "1");
+    assert!(story.hear_in(16).contains(&"a 1: carry".to_owned()), "b doesn't return");
+}
+
+#[test]
+fn a_carrier_may_restart_once() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.hear();
+    story.want("b", "1");
+    let carry = |done| {
+        story.carry("a", "1", done * MIB);
+        story.hear_in(40).contains(&"b 1: carry".to_owned())
+    };
+    assert_eq!([5, 0, 1, 2, 0].map(carry), [false, false, false, false, true]);
+}
+
+#[test]
+fn a_restart_is_forgotten_with_the_whole_blob() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.hear();
+    story.want("b", "1");
+    story.carry("a", "1", MIB);
+    story.carry("a", "1", 0);
+    story.have("a", "1");
+    assert_eq!(story.hear(), ["b 1: a"]);
+    story.say("a", &[("1", 10 * MIB, BlobState::Wanted, MIB)]);
+    assert!(story.hear().contains(&"a 1: carry".to_owned()), "b has less");
 }
 
 /// Its readers notice the end of a carrier before its session ends, and ask it again before it has opened its blobs.
@@ -132,6 +170,7 @@ fn a_new_leader_waits_for_nodes_that_are_on_their_way() {
         ["b 1: wait", "a 1: carry", "b 1: wait"],
         "it has half, and c doesn't come"
     );
+    assert_eq!(story.events(), [], "it may have had a lease");
     story.want("b", "2");
     assert_eq!(story.hear_in(2), ["b 2: carry"], "later none is on its way");
 }
@@ -165,6 +204,34 @@ fn after_a_failover_the_fullest_node_carries() {
     assert_eq!(story.hear(), ["a 1: carry", "b 1: wait"]);
     story.say("c", &[("1", 10 * MIB, BlobState::Carrying, 4 * MIB)]);
     assert_eq!(story.hear(), ["c 1: wait"]);
+}
+
+#[test]
+fn a_lease_is_taken_over_once() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: carry"]);
+    story.carry("b", "1", 5 * MIB);
+    story.carry("a", "1", 5 * MIB);
+    assert_eq!(story.hear(), ["a 1: wait"], "it has no more");
+    story.carry("a", "1", 5 * MIB + 1);
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: wait"]);
+    story.say("a", &[("1", 10 * MIB, BlobState::Dropped, 0)]);
+    assert_eq!(story.hear(), ["b 1: carry"]);
+    story.carry("a", "1", 9 * MIB);
+    assert_eq!(story.hear(), ["a 1: wait"]);
+}
+
+#[test]
+fn a_node_with_three_leases_takes_none_over() {
+    let mut story = Story::of(&["a", "b"]);
+    for of in ["1", "2", "3"] {
+        story.want("a", of);
+    }
+    story.want("b", "4");
+    assert_eq!(story.hear().len(), 4);
+    story.carry("a", "4", 5 * MIB);
+    assert_eq!(story.hear(), ["a 4: wait"]);
 }
 
 #[test]

@@ -146,14 +146,20 @@ fn a_node_serves_four_readers_at_most() {
 #[test]
 fn waiting_nodes_get_reminders() {
     let mut story = Story::of(&["a", "b"]);
-    story.want("a", "1");
-    story.want("b", "1");
-    story.hear();
-    story.say("a", &[("1", 10 * MIB, BlobState::Carrying, MIB)]);
-    assert_eq!(story.hear_in(45), ["b 1: wait", "b 1: wait"]);
-    story.say("b", &[("1", 10 * MIB, BlobState::Dropped, 0)]);
-    story.have("a", "1");
+    for (node, of) in [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")] {
+        story.want(node, of);
+        story.hear();
+    }
+    for of in ["1", "2"] {
+        story.carry("a", of, MIB);
+    }
+    assert_eq!(story.hear_in(45), ["b 1: wait", "b 1: wait"], "about one of its blobs");
+    for of in ["1", "2"] {
+        story.say("b", &[(of, 10 * MIB, BlobState::Dropped, 0)]);
+        story.have("a", of);
+    }
     assert_eq!(story.hear_in(3600), [""; 0]);
+    assert_eq!(story.count_looks(3600), 0);
     assert!(!story.sites.by_name.is_empty(), "who has it is remembered");
     story.hear_in(6 * 3600);
     assert!(story.sites.by_name.is_empty() && story.sites.next_wakeup().is_none());
@@ -161,17 +167,20 @@ fn waiting_nodes_get_reminders() {
 
 #[test]
 fn a_busy_neighbour_is_awaited_for_a_minute() {
-    let mut story = Story::of(&["a", "b"]);
-    story.have_proven("a", "1");
-    story.want("b", "1");
-    assert_eq!(story.hear(), ["b 1: a"]);
-    for _ in 0..11 {
+    for (done, direction) in [(0, "alone: it reaches no"), (1, "wait")] {
+        let mut story = Story::of(&["a", "b"]);
+        story.have_proven("a", "1");
+        story.want("b", "1");
+        assert_eq!(story.hear(), ["b 1: a"]);
+        for _ in 0..11 {
+            story.blame("b", "1", "a", PeerFault::Busy);
+            assert!(story.hear_in(4).iter().all(|line| line == "b 1: wait"));
+            assert_eq!(story.hear_in(2), ["b 1: a"]);
+            story.fetch("b", "1", done);
+        }
         story.blame("b", "1", "a", PeerFault::Busy);
-        assert!(story.hear_in(4).iter().all(|line| line == "b 1: wait"));
-        assert_eq!(story.hear_in(2), ["b 1: a"]);
+        assert_eq!(story.hear(), [format!("b 1: {direction}")], "with {done} bytes");
     }
-    story.blame("b", "1", "a", PeerFault::Busy);
-    assert_eq!(story.hear(), ["b 1: alone: it reaches no"]);
 }
 
 #[test]
@@ -245,6 +254,7 @@ fn a_source_streams_again_after_its_readers() {
         story.want("b", &of);
         assert_eq!(story.hear(), [format!("a {of}: carry"), format!("b {of}: a")]);
         story.have("a", &of);
+        assert_eq!(story.hear(), [""; 0], "its reader stays");
         story.have("b", &of);
         story.hear();
     }
@@ -261,6 +271,23 @@ fn a_loner_tries_again_after_ten_minutes() {
     story.want("d", "5");
     story.want("e", "5");
     assert_eq!(story.hear_in(2), ["d 5: carry", "e 5: wait"]);
+}
+
+#[test]
+fn a_loner_carries_only_if_no_other_node_can() {
+    for (seconds, is_loner) in [(597, true), (598, false)] {
+        let mut story = isolated();
+        story.hear_in(seconds);
+        // More than a look tries to find a neighbour for.
+        for node in 0..40 {
+            let node = format!("n{node}");
+            story.gather(&[&node]);
+            story.want(&node, "4");
+        }
+        story.say("e", &[("4", 10 * MIB, BlobState::Wanted, MIB)]);
+        let heard = story.hear();
+        assert_eq!(heard.contains(&"e 4: carry".to_owned()), !is_loner, "{heard:?} after {seconds} s");
+    }
 }
 
 #[test]
@@ -343,7 +370,7 @@ fn an_unproven_holder_has_half_a_minute() {
         story.have("a", "1");
         story.want("b", "1");
         assert_eq!(story.hear_in(seconds), ["b 1: a"]);
-        assert!(!story.hear_in(2).is_empty(), "it's left after {seconds} s");
+        assert!(!story.hear().is_empty(), "it's left after {seconds} s");
     }
 }
 
@@ -356,4 +383,33 @@ fn a_site_remembers_4096_pairs() {
     let reach = |source| pairs.check_reach(NodeId::MAX, source, 4096);
     assert_eq!([reach(0), reach(1)], [trust::SourceReach::Open; 2], "those that would have ended first");
     assert_eq!([reach(2), reach(4097)], [trust::SourceReach::Avoided; 2]);
+}
+
+#[test]
+fn each_new_seeker_is_answered_once() {
+    let mut story = Story::of(&["a"]);
+    story.want("a", "1");
+    story.hear();
+    let names: Vec<String> = (0..40).map(|node| format!("n{node}")).collect();
+    story.gather(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    for count in [40, 0] {
+        for node in &names {
+            story.want(node, "1");
+        }
+        assert_eq!(story.hear().len(), count);
+    }
+}
+
+#[test]
+fn a_success_proves_the_blobs_of_its_images() {
+    for (images, readers) in [("r.io/a:1", 3), ("r.io/b:1", 2)] {
+        let mut story = Story::of(&["a", "b", "c", "d"]);
+        story.have("a", "1");
+        story.sites.note_success(&"a".into(), &images.into(), story.now);
+        for node in ["b", "c", "d"] {
+            story.want(node, "1");
+        }
+        let heard = story.hear();
+        assert_eq!(heard.iter().filter(|line| line.ends_with(": a")).count(), readers, "{heard:?}");
+    }
 }
