@@ -234,7 +234,7 @@ impl Sites {
         self.work_on(&site, now, |turn| {
             turn.site.pairs.forget_connections(turn.nodes, id);
             for number in turn.nodes[id].books.clone() {
-                turn.limit_time(number, id, now + RETURN, |_| now + RETURN);
+                turn.limit_time(number, id, |_| now + RETURN);
                 turn.site.mark(number);
             }
             // The uplink may have been gone for all of them: the first one to return mustn't restart a blob that another
@@ -242,7 +242,7 @@ impl Sites {
             for number in turn.site.leases.clone() {
                 let carrier = turn.site.books.get(&number).and_then(|book| book.carrier);
                 if let Some(carrier) = carrier.filter(|carrier| !turn.nodes[*carrier].is_online) {
-                    turn.limit_time(number, carrier, 0, |until| until.max(now + RETURN));
+                    turn.limit_time(number, carrier, |until| until.max(now + RETURN));
                 }
             }
         });
@@ -258,7 +258,7 @@ impl Sites {
         if let Some(site) = self.nodes[id].site.clone() {
             self.work_on(&site, now, |turn| {
                 for number in turn.nodes[id].books.clone() {
-                    turn.limit_time(number, id, until, |end| end.min(until));
+                    turn.limit_time(number, id, |end| end.min(until));
                     turn.wake_book(number, until);
                 }
             });

@@ -1,5 +1,6 @@
 //! Leases: at most one for each blob, given by the tracker alone, and kept while neighbours confirm its progress.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
@@ -155,15 +156,10 @@ impl TrackerTurn<'_> {
             _ if !self.nodes[node].is_online => self.remove_seeker(number, node),
             AssignedSource::Registry(carry) => {
                 let is_lease = carry.alone.is_empty();
-                let end = if seekers == 1 {
-                    None
-                } else if can_confirm && carry.tested_since.is_some() {
-                    carry.tested_since.map(|since| since.max(carry.until - LEASE) + LEASE)
-                } else {
-                    Some(carry.until)
-                };
-                if end.is_none_or(|end| end > now) {
-                    carry.until = end.unwrap_or(now + LEASE).max(now + SECOND);
+                let tested_since = carry.tested_since.filter(|_| can_confirm);
+                let from = if seekers == 1 { Some(now) } else { tested_since };
+                if let Some(end) = from.map(|from| from + LEASE).filter(|end| *end > now) {
+                    carry.until = end;
                     self.wake_seeker(number, node);
                 } else if is_lease {
                     self.end_lease(number, node, 0);
@@ -253,40 +249,32 @@ impl TrackerTurn<'_> {
         true
     }
 
-    /// Gives leases while lanes are free, in the order of the books' places.
+    /// Gives leases while lanes are free or can be freed, in the order of the books' places.
     pub(super) fn give_leases(&mut self) {
-        let places: Vec<u32> = self.site.places.iter().take(PLACES).map(|place| place.3).collect();
-        let mut lacks_lane = false;
-        for number in places {
+        let places: Vec<_> = self.site.places.iter().take(PLACES).copied().collect();
+        for (Reverse(waiting), _, _, number) in places {
             self.steps = self.steps.saturating_sub(1);
             let Some(node) = self.lease_candidate(number) else { continue };
-            if self.site.leases.len() >= CARRIED_INTO_SITE {
-                lacks_lane = true;
+            if self.site.leases.len() >= CARRIED_INTO_SITE && !(waiting > 1 && self.end_lone_lease()) {
                 break;
             }
             self.give_lease(number, node);
         }
-        if lacks_lane {
-            self.end_lone_leases();
-        }
     }
 
-    /// Ends leases of blobs that no other node wants where others are waited for by several nodes, without blame.
-    fn end_lone_leases(&mut self) {
-        for number in self.site.leases.clone() {
-            let Some(book) = self.site.books.get_mut(&number) else { continue };
-            if book.seekers.len() > 1 {
-                continue;
-            }
-            let (now, carrier) = (self.now, book.carrier);
-            let since = book.leased_carry().map_or(now, |carry| carry.since);
-            let best = self.site.places.first().map_or(0, |place| place.0.0);
-            if since + LEASE <= now && best > 1 {
-                carrier.inspect(|carrier| self.set_way(number, *carrier, AssignedSource::Wait));
-            } else {
-                self.wake_book(number, (since + LEASE).max(now + SECOND));
-            }
-        }
+    /// Ends the oldest lease of a blob that no other node wants, without blame, if it has had a minute.
+    fn end_lone_lease(&mut self) -> bool {
+        let lease = |number: &u32| {
+            let book = self.site.books.get_mut(number).filter(|book| book.seekers.len() == 1)?;
+            let carrier = book.carrier?;
+            Some((book.leased_carry()?.since, *number, carrier))
+        };
+        let oldest = self.site.leases.iter().filter_map(lease).min();
+        let Some((_, number, carrier)) = oldest.filter(|(since, ..)| since + LEASE <= self.now) else {
+            return false;
+        };
+        self.set_way(number, carrier, AssignedSource::Wait);
+        true
     }
 
     /// The node that should carry the blob: it has most of it, can serve it afterwards, and has least to do.

@@ -139,7 +139,7 @@ impl TrackerTurn<'_> {
     }
 
     /// Changes the end of a seeker's source. A waiting node must report again.
-    pub(super) fn limit_time(&mut self, number: u32, node: NodeId, wake: Time, until: impl Fn(Time) -> Time) {
+    pub(super) fn limit_time(&mut self, number: u32, node: NodeId, until: impl Fn(Time) -> Time) {
         let Some(book) = self.site.books.get_mut(&number) else { return };
         match book.seekers.get_mut(&node).map(|seeker| &mut seeker.way) {
             None => return,
@@ -147,7 +147,7 @@ impl TrackerTurn<'_> {
             Some(AssignedSource::Registry(carry)) => carry.until = until(carry.until),
             Some(AssignedSource::Peer { read, .. }) => read.until = until(read.until),
         }
-        self.site.timers.insert((wake.max(self.now), number, node));
+        self.wake_seeker(number, node);
     }
 
     /// Updates the indexes of a book after a change.
