@@ -39,3 +39,18 @@ impl Default for SiteSettings {
 
 /// The default label of a Node whose value is its site.
 pub const SITE_LABEL: &str = prepull_api::edges::SITE_LABEL;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn settings_without_a_memory_have_the_default_one() {
+        let settings: SiteSettings = serde_json::from_str(r#"{"label":"x","shareByDefault":true}"#).unwrap();
+        let expected =
+            SiteSettings { label: "x".to_owned(), share_by_default: true, ..SiteSettings::default() };
+        assert_eq!(settings, expected);
+    }
+}

@@ -6,6 +6,7 @@ mod liars;
 mod model;
 mod neighbours;
 mod reports;
+mod sources;
 
 use std::time::Duration;
 

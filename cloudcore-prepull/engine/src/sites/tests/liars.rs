@@ -21,8 +21,10 @@ fn invented_blobs_leave_lanes_for_others() {
     assert!(story.sites.by_name.values().all(|site| site.books.len() == MAX_BOOKS_OF_NODE));
     story.hear();
     story.want("a", "1");
-    story.want("b", "1");
-    assert!(story.hear().contains(&"a 1: carry".to_owned()));
+    assert!(story.hear().contains(&"a 1: carry".to_owned()), "it names few blobs");
+    story.want("a", "2");
+    story.want("b", "2");
+    assert!(story.hear().contains(&"b 2: carry".to_owned()));
 }
 
 #[test]
@@ -178,16 +180,26 @@ fn after_wrong_bytes_only_whole_copies_are_read() {
 
 #[test]
 fn two_complaints_bar_an_unproven_holder() {
-    let mut story = Story::of(&["liar", "b", "c"]);
+    let mut story = Story::of(&["liar", "b", "c", "d"]);
+    story.hear_in(30);
     story.have("liar", "1");
     for node in ["b", "c"] {
         story.want(node, "1");
         assert!(story.hear().contains(&format!("{node} 1: liar")));
         story.blame(node, "1", "liar", PeerFault::Gone);
     }
+    assert_eq!(story.sites.reports(story.now)[0].counters.holders_delisted, 1);
     story.have("liar", "2");
-    story.want("b", "2");
-    assert!(story.hear().contains(&"b 2: carry".to_owned()));
+    story.want("d", "2");
+    assert!(story.hear().contains(&"d 2: carry".to_owned()));
+    story.want("liar", "3");
+    story.hear();
+    story.want("d", "3");
+    assert_eq!(story.hear(), ["d 3: wait"], "the uplink carries a blob once");
+    story.hear_in(3600);
+    story.have("liar", "4");
+    story.want("d", "4");
+    assert!(story.hear().contains(&"d 4: liar".to_owned()), "after an hour");
 }
 
 #[test]
@@ -210,18 +222,23 @@ fn a_look_is_bounded_and_short() {
 
 #[test]
 fn wrong_bytes_of_two_blobs_bar_a_holder() {
-    for (minutes, is_barred) in [(0, true), (59, true), (61, false)] {
+    for (fault, seconds, is_barred) in [
+        (PeerFault::Damaged, 0, true),
+        (PeerFault::Damaged, 3598, true),
+        (PeerFault::Damaged, 3599, false),
+        (PeerFault::Refused, 0, false),
+    ] {
         let mut story = Story::of(&["a", "b", "c"]);
         story.hear_in(40);
         story.have_proven("a", "1");
         story.have_proven("a", "2");
-        for (reader, of, seconds) in [("b", "1", minutes * 60), ("c", "2", 0)] {
+        for (reader, of, seconds) in [("b", "1", seconds), ("c", "2", 0)] {
             story.want(reader, of);
             assert!(story.hear().contains(&format!("{reader} {of}: a")));
-            story.blame(reader, of, "a", PeerFault::Damaged);
+            story.blame(reader, of, "a", fault);
             story.hear_in(seconds);
         }
         let is_delisted = story.events().contains(&SiteEventKind::HolderDelisted);
-        assert_eq!(is_delisted, is_barred, "after {minutes} minutes");
+        assert_eq!(is_delisted, is_barred, "{fault:?} after {seconds} s");
     }
 }
