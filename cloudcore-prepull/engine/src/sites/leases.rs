@@ -307,7 +307,7 @@ impl TrackerTurn<'_> {
             (
                 !of.may_carry(now),
                 lost,
-                !of.serves_now(),
+                !of.is_source(now),
                 of.trust.loner_until > now,
                 std::cmp::Reverse(book.done_of(*id)),
                 of.carries,

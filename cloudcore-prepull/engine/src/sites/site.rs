@@ -108,7 +108,7 @@ impl TrackerTurn<'_> {
         let number = self.site.next_id;
         self.site.next_id = (number + 1) % NONE;
         self.site.ids.insert(id.clone(), number);
-        self.site.books.insert(number, BlobBook { id, gather_until: self.now, ..BlobBook::default() });
+        self.site.books.insert(number, BlobBook { id, ..BlobBook::default() });
         number
     }
 
