@@ -357,7 +357,14 @@ mod tests {
         let mut parts = SharedParts::default();
         let compact = CompactNodeImage::new(object.clone(), &mut parts);
         assert_eq!(compact.restore(), object);
-        assert_eq!(CompactNodeImage::new(object, &mut parts).spec.images[1].1, compact.spec.images[1].1);
+        let mut same = CompactNodeImage::from(object.clone());
+        same.share(&mut parts);
+        assert_eq!(same.restore(), object);
+        for same in [same, CompactNodeImage::new(object, &mut parts)] {
+            assert!(Arc::ptr_eq(&same.spec.images[1].1, &compact.spec.images[1].1));
+            assert!(Arc::ptr_eq(&same.spec.items[0].terms, &compact.spec.items[0].terms));
+        }
+        assert_eq!(["job", "j"].map(|uid| compact.is_owned_by_any(|job| job.0 == uid)), [true, false]);
         assert_eq!(compact.tag(&TagKey::new("nginx", "1")).map(|(_, tag)| tag.version), Some(3));
         assert!(compact.tag(&TagKey::new("empty", "1")).is_none());
         assert_eq!(compact.status_of("gone", "1").and_then(|tag| tag.ended_at(7)).map(|_| ()), Some(()));

@@ -108,7 +108,20 @@ impl SharedParts {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+
     use super::*;
+
+    #[test]
+    fn terms_that_differ_are_found_apart() {
+        let hasher = BuildHasherDefault::<DefaultHasher>::default();
+        let owner = ObjectReference { uid: Some("job".to_owned()), ..ObjectReference::default() };
+        let owned = TagTerms { owner_references: vec![owner], ..TagTerms::default() };
+        assert_ne!(hasher.hash_one(owned), hasher.hash_one(TagTerms::default()));
+        let secret = SecretObject { namespace: "shop".to_owned(), name: "registry".to_owned() };
+        let secret = ImageTerms { pull_secrets: vec![secret], sandbox_config: None };
+        assert_ne!(hasher.hash_one(secret), hasher.hash_one(ImageTerms::default()));
+    }
 
     #[test]
     fn unused_parts_are_removed() {

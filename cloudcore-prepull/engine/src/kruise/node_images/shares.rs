@@ -95,9 +95,10 @@ fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str)
 
 #[cfg(test)]
 mod tests {
-    use prepull_api::crd::kruise::{ImageStatus, ImageTagStatus};
+    use prepull_api::crd::kruise::{ImageStatus, ImageTagStatus, SandboxConfig, SecretObject};
 
     use super::*;
+    use crate::kruise::node_images::status::desired_status;
     use crate::kruise::node_images::tests::request;
 
     fn add(spec: &mut NodeImageSpec, namespace: &str, image: &str, tag: &str) {
@@ -131,5 +132,62 @@ mod tests {
         assert!(!make_room(&mut spec, &status, "shop", most(8)) && spec == with_shop);
         assert!(make_room(&mut spec, &status, "large", most(8)), "shop has the most now");
         assert!(before.images.len() == 8 && spec.images.len() == 8);
+    }
+
+    fn set_sandbox(spec: &mut NodeImageSpec, image: &str, bytes: usize) {
+        let labels = Some([("k".to_owned(), "v".repeat(bytes))].into());
+        spec.images.get_mut(image).unwrap().sandbox_config =
+            Some(SandboxConfig { labels, annotations: None });
+    }
+
+    #[test]
+    fn the_estimate_grows_like_the_object() {
+        let bytes = |spec: &NodeImageSpec| {
+            let status = desired_status(spec, &NodeImageStatus::default(), |_| None);
+            let json = serde_json::to_string(&(spec, status)).unwrap();
+            (json.len(), stored_bytes(spec))
+        };
+        let spec_of = |image: &str, tag: &str| {
+            let mut spec = NodeImageSpec::default();
+            add(&mut spec, "shop", image, tag);
+            spec
+        };
+        let (small, large) = (spec_of("i", "t"), "x".repeat(200));
+        let with = |edit: &dyn Fn(&mut ImageSpec)| {
+            let mut spec = small.clone();
+            edit(spec.images.get_mut("i").unwrap());
+            spec
+        };
+        let secret = SecretObject { namespace: "shop".to_owned(), name: "registry".to_owned() };
+        let before = bytes(&small);
+        for (what, spec) in [
+            ("image", spec_of(&large, "t")),
+            ("tag", spec_of("i", &large)),
+            ("secret", with(&|image| image.pull_secrets.push(secret.clone()))),
+            ("owner", with(&|image| image.tags[0].owner_references.push(request("job").owner))),
+            ("name", with(&|image| image.tags[0].owner_references[0].name = Some(large.clone()))),
+        ] {
+            let (json, estimate) = bytes(&spec);
+            let (json, estimate) = (json - before.0, estimate.saturating_sub(before.1));
+            assert!((json..=json + ENTRY).contains(&estimate), "{what}: {estimate} for {json}");
+        }
+    }
+
+    #[test]
+    fn shares_are_counted_in_bytes() {
+        let mut spec = NodeImageSpec::default();
+        (0..4).for_each(|n| add(&mut spec, "many", "a", &n.to_string()));
+        add(&mut spec, "large", "b", "1");
+        set_sandbox(&mut spec, "a", 4_000);
+        set_sandbox(&mut spec, "b", 15_000);
+        let is_one = |spec: &NodeImageSpec| spec.images.len() == 1;
+        assert!(make_room(&mut spec, &NodeImageStatus::default(), "shop", is_one));
+        assert_eq!(spec.images["a"].tags.len(), 4);
+        // Where the shares are equal, none gives way.
+        (0..4).for_each(|n| add(&mut spec, "late", "c", &n.to_string()));
+        set_sandbox(&mut spec, "c", 4_000);
+        for namespace in ["many", "late"] {
+            assert!(!make_room(&mut spec, &NodeImageStatus::default(), namespace, is_one));
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! Messages at the wrong time: from a closed session, about an unrequested task, after a deadline.
 
 use prepull_api::crd::kruise::{PullPhase, SandboxConfig};
+use prepull_api::wire::MAX_REASON;
 
 use super::*;
 use crate::kruise::node_images::tag_pull::RESEND;
@@ -225,24 +226,35 @@ fn a_timeout_names_its_own_deadline() {
     }
 }
 
+fn unreadable(error: &str) -> Input {
+    let id = ObjectId { namespace: String::new(), name: node().0, uid: JobUid(UID.to_owned()) };
+    let (error, start_time, completion_time) = (error.to_owned(), None, None);
+    Input::NodeImage(Err(Unreadable { id, generation: 2, error, start_time, completion_time }))
+}
+
+#[test]
+fn a_mended_node_image_reports_all_tags() {
+    let mut world = World::new();
+    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Pending)]);
+    world.input(unreadable("spec.images: invalid type"));
+    world.edit(|_| {});
+    assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Pending)]);
+}
+
 #[test]
 fn an_unreadable_node_image_is_left_alone() {
     let (mut world, task) = pulling();
-    let id = ObjectId { namespace: String::new(), name: node().0, uid: JobUid(UID.to_owned()) };
-    let (error, generation) = ("spec.images: invalid type".to_owned(), 2);
-    world.input(Input::NodeImage(Err(Unreadable {
-        id,
-        generation,
-        error,
-        start_time: None,
-        completion_time: None,
-    })));
+    world.input(unreadable(&format!("spec.images: invalid type{}", " x".repeat(MAX_REASON))));
     assert_eq!((cancels(&world.take_sent()), world.slots), (vec![&task], 1));
     let note = world.done.iter().find_map(|action| match action {
         Action::Event(event) => Some(event.note.as_str()),
         _ => None,
     });
-    assert!(note.unwrap().ends_with("nothing is done for it: spec.images: invalid type"), "{note:?}");
+    let (note, beginning) =
+        (note.unwrap(), "the NodeImage cannot be read, nothing is done for it: spec.images: ");
+    assert!(note.starts_with(beginning) && note.len() <= MAX_REASON, "{note}");
     assert!(world.done.contains(&Action::NotifyJobs(NodeImageUpdate::Deleted(node()))));
     world.writes.clear();
     world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
@@ -277,6 +289,35 @@ fn a_node_missing_from_a_list_is_gone() {
     assert!(world.object.is_some());
     world.hear(FleetEvent::Nodes(Vec::new()));
     assert_eq!(world.object, None);
+}
+
+#[test]
+fn jobs_learn_which_nodes_are_online() {
+    let mut world = World::bare();
+    let is_edge = |world: &mut World| world.hear(FleetEvent::Node(view(&[("edge", "")])));
+    let connect = |world: &mut World| world.connect(&[]);
+    let restart = |world: &mut World| {
+        *world = world.restarted();
+        world.settle();
+    };
+    // Without a NodeImage it's none of theirs, and a session that replaces another one is no news.
+    let steps: [(&dyn Fn(&mut World), &[bool]); 6] = [
+        (&connect, &[]),
+        (&is_edge, &[true]),
+        (&connect, &[]),
+        (&World::disconnect, &[false]),
+        (&restart, &[]),
+        (&connect, &[true]),
+    ];
+    for (number, (step, expected)) in steps.into_iter().enumerate() {
+        step(&mut world);
+        let online = |action| match action {
+            Action::NotifyJobs(NodeImageUpdate::Online(_, online)) => Some(online),
+            _ => None,
+        };
+        let news: Vec<_> = std::mem::take(&mut world.done).into_iter().filter_map(online).collect();
+        assert_eq!(news, expected, "{number}");
+    }
 }
 
 #[test]

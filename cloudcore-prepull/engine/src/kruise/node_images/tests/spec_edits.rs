@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 //! Tags that jobs request, and tags that are removed again.
 
+use prepull_api::crd::kruise::SandboxConfig;
+
 use super::*;
 
 fn live(world: &World, job: &str, liveness: Liveness) {
@@ -15,6 +17,7 @@ fn a_requested_tag_is_pulled_and_reported() {
     world.request(&request, false);
     let tag = world.spec_tag("nginx", "1.25").unwrap();
     assert_eq!((tag.version, tag.pull_policy.as_ref()), (0, Some(&request.limits)));
+    assert_eq!(tag.created_at, Some(Time(world.now)));
     assert_eq!(tag.owner_references.iter().collect::<Vec<_>>(), [&request.owner]);
     assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Pending)]);
     let task = world.take_dispatched()[0].task.id.clone();
@@ -45,6 +48,11 @@ fn a_new_round_raises_the_version() {
     assert_eq!(world.take_dispatched()[0].task.id.attempt, 2);
     let tag_states = world.take_tag_states();
     assert_eq!(tag_states.last(), Some(&("job".to_owned(), TagState::Pending)), "{tag_states:?}");
+    // Also where a person has removed the tag: the status has its version still.
+    world.end_task(&TaskId { attempt: 2, ..task }, failed("no"));
+    world.edit_unseen(|spec| spec.images.clear());
+    world.request(&request, true);
+    assert_eq!(world.spec_tag("nginx", "1.25").unwrap().version, 2);
 }
 
 #[test]
@@ -75,12 +83,19 @@ fn a_changed_request_changes_its_pending_tag() {
     let mut world = World::new();
     live(&world, "job", Liveness::Active);
     world.request(&Arc::new(request("job")), false);
-    let mut changed = request("job");
+    world.take_tag_states();
+    let mut changed = TagRequest { sandbox: Some(SandboxConfig::default()), ..request("job") };
     changed.limits.timeout_seconds = Some(60);
-    world.request(&Arc::new(changed), false);
+    world.request(&Arc::new(changed.clone()), false);
     assert_eq!(world.spec_tag("nginx", "1.25").unwrap().pull_policy.unwrap().timeout_seconds, Some(60));
-    let sent = world.take_dispatched();
-    assert_eq!(sent.last().unwrap().task.images[0].timeout, Some(Duration::from_secs(60)));
+    assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Pending)], "it is answered");
+    let task = world.take_dispatched().pop().unwrap().task;
+    assert_eq!(task.images[0].timeout, Some(Duration::from_secs(60)));
+    world.end_task(&task.id, pulled());
+    world.writes.clear();
+    changed.limits.timeout_seconds = Some(70);
+    world.request(&Arc::new(changed), false);
+    assert_eq!(world.writes, [], "what has ended is not changed");
 }
 
 #[test]
@@ -133,19 +148,20 @@ fn a_tag_goes_with_its_last_owner() {
 #[test]
 fn manual_tags_and_foreign_owners_stay() {
     let mut world = World::new();
-    let stranger = ObjectReference {
-        api_version: Some("example.io/v1".to_owned()),
-        kind: Some("Thing".to_owned()),
+    let kinds = [("apps.kruise.io/v1alpha1", "CloneSet"), ("example.io/v1", "ImagePullJob")];
+    let strangers = kinds.map(|(version, kind)| ObjectReference {
+        api_version: Some(version.to_owned()),
+        kind: Some(kind.to_owned()),
         uid: Some("t".to_owned()),
         ..ObjectReference::default()
-    };
+    });
     world.edit(|spec| {
         add_manual_tag(spec, "a", "1");
         add_manual_tag(spec, "b", "1");
-        spec.images.get_mut("b").unwrap().tags[0].owner_references.push(stranger.clone());
+        spec.images.get_mut("b").unwrap().tags[0].owner_references = strangers.to_vec();
     });
     world.input(Input::LivenessChanged(JobUid("t".to_owned())));
-    assert_eq!(world.spec_tag("b", "1").unwrap().owner_references, [stranger]);
+    assert_eq!(world.spec_tag("b", "1").unwrap().owner_references, strangers);
     assert!(world.spec_tag("a", "1").is_some());
 }
 
@@ -168,6 +184,8 @@ fn a_request_that_does_not_fit_fails() {
     world.request(&Arc::new(request("job")), false);
     let told = world.take_tag_states();
     assert!(matches!(told.as_slice(), [(_, TagState::Failed(_))]), "{told:?}");
+    let warns = |action: &Action| matches!(action, Action::Event(e) if e.note.starts_with("image nginx: "));
+    assert!(world.done.iter().any(warns), "{:?}", world.done);
 }
 
 #[test]
@@ -227,16 +245,19 @@ fn of_evil(job: &str, image: &str, tag: &str) -> TagRequest {
 fn a_request_that_gives_way_at_once_is_answered() {
     let mut world = World::new();
     let last = TagRequest { key: TagKey::new("other", "1"), ..request("job") };
+    // It takes a tag that has just given way.
+    let mut bank = of_evil("bank", "i255", "1");
+    bank.owner.namespace = Some("bank".to_owned());
     let requests = (0..256).map(|image| of_evil(&format!("evil-{image}"), &format!("i{image:03}"), "1"));
-    for request in requests.chain([last]) {
+    for request in requests.chain([last, bank]) {
         live(&world, &request.owner.uid.clone().unwrap(), Liveness::Active);
         world.images.request_tag(&node(), Arc::new(request), false);
     }
     world.settle();
     let states = world.take_tag_states();
-    assert_eq!(states.len(), 257, "each job hears of its tag");
+    assert_eq!(states.len(), 258, "each job hears of its tag");
     let failed = states.iter().filter(|(_, state)| matches!(state, TagState::Failed(_)));
-    assert_eq!(failed.map(|(job, _)| job.as_str()).collect::<Vec<_>>(), ["evil-255"]);
+    assert_eq!(failed.map(|(job, _)| job.as_str()).collect::<Vec<_>>(), ["evil-254", "evil-255"]);
 }
 
 #[test]
@@ -266,4 +287,24 @@ fn a_full_node_image_has_room_for_every_namespace() {
         };
         assert!(stored == 256 && spec.images.values().any(is_shops), "{images} {tags} {stored}");
     }
+}
+
+/// A node that has nothing to do costs nothing.
+#[test]
+fn news_of_others_wakes_no_node() {
+    let mut world = World::new();
+    let news = |job: &str| Input::LivenessChanged(JobUid(job.to_owned()));
+    live(&world, "job", Liveness::Active);
+    world.slots = 0;
+    world.request(&Arc::new(request("job")), false);
+    world.slots = 1;
+    world.input(news("other"));
+    assert_eq!(world.take_dispatched(), [], "the job of another node");
+    world.input(Input::SlotFreed(node()));
+    assert_eq!(world.take_dispatched().len(), 1);
+    live(&world, "job", Liveness::Deleted);
+    world.input(Input::SlotFreed(node()));
+    assert!(world.spec_tag("nginx", "1.25").is_some(), "no tag waits for a slot");
+    world.input(news("job"));
+    assert_eq!(world.spec_tag("nginx", "1.25"), None);
 }

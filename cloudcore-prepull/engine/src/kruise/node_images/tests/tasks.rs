@@ -217,8 +217,18 @@ fn a_refused_tag_fails_alone() {
     assert_eq!(world.take_dispatched().len(), 1);
     let bad = world.tag("bad", "1").unwrap();
     assert_eq!((bad.phase, bad.message.as_str()), (PullPhase::Failed, "pullPolicy field for bad/1 must set"));
-    let told = world.done.iter().filter(|action| matches!(action, Action::Event(_))).count();
-    assert_eq!(told, 1);
+    let told = |world: &World| world.done.iter().filter(|action| matches!(action, Action::Event(_))).count();
+    assert_eq!(told(&world), 1);
+    // Each version is told of once, though its status can't be written.
+    world.api = false;
+    let set_version = |spec: &mut NodeImageSpec, version| {
+        spec.images.get_mut("bad").unwrap().tags[0].version = version;
+    };
+    world.edit(|spec| set_version(spec, 1));
+    world.edit(|spec| add_manual_tag(spec, "good", "2"));
+    assert_eq!(told(&world), 2);
+    world.edit(|spec| set_version(spec, 2));
+    assert_eq!(told(&world), 3);
 }
 
 #[test]

@@ -17,8 +17,9 @@ fn an_older_list_deletes_no_new_object() {
     let deleted = Action::NotifyJobs(NodeImageUpdate::Deleted(node()));
     assert_eq!((world.writes.iter().filter(is_creation).count(), world.done.contains(&deleted)), (1, false));
 
-    world.api = false;
     world.input(Input::NodeImagesListing);
+    world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
+    world.api = false;
     world.input(Input::NodeImages(Vec::new()));
     assert!(world.done.contains(&deleted), "it was there when this list began");
 }
@@ -59,6 +60,8 @@ fn a_deleted_node_image_is_recreated() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
+    world.input(Input::NodeImageGone { name: node(), uid: "an-earlier-one".to_owned() });
+    assert_eq!(world.take_sent(), []);
     world.object = None;
     world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
     assert_eq!(world.object.as_ref().unwrap().spec, NodeImageSpec::default());
@@ -157,4 +160,23 @@ fn twenty_progress_writes_a_second_are_allowed() {
     let mut allowed = |at| (0..1000).filter(|_| budget.try_take(1.0, at).is_ok()).count();
     assert_eq!(allowed(start), 20);
     assert_eq!(allowed(start + Duration::from_millis(500)), 10);
+}
+
+#[test]
+fn a_large_fleets_writes_take_turns() {
+    let now = Timestamp::UNIX_EPOCH;
+    let mut images = NodeImageTracker::new(Selector::default());
+    let nodes = (0..260).map(|n| NodeView { name: NodeName(format!("n{n:03}")), ..view(&[]) });
+    images.note_fleet_event(FleetEvent::Nodes(nodes.collect()), now);
+    let flush = |images: &mut NodeImageTracker| {
+        let actions = images.flush(now, &|_| Liveness::Deleted, &mut |_| false);
+        let node = |action| if let Action::Write(node, _) = action { Some(node) } else { None };
+        actions.into_iter().filter_map(node).collect::<Vec<_>>()
+    };
+    let first = flush(&mut images);
+    assert_eq!((first.len(), flush(&mut images)), (256, vec![]));
+    for node in &first[..2] {
+        images.handle(Input::Written(node.clone(), WrittenNodeImage::Failed), now);
+    }
+    assert_eq!(flush(&mut images), ["n256".into(), "n257".into()], "those that wait come first");
 }
