@@ -187,3 +187,80 @@ impl Kruise {
         [self.node_images.next_wakeup(), self.jobs.next_wakeup()].into_iter().flatten().min()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use node_images::{NodeImageWrite, WrittenNodeImage};
+    use prepull_api::crd::kruise::{NodeImage, NodeImageSpec, NodeImageStatus};
+    use serde_json::json;
+
+    use super::*;
+    use crate::fleet::node_view::NodeView;
+    use crate::fleet::session::{SessionEvent, SessionId};
+    use crate::shared::outcomes::DispatchOutcome;
+
+    fn job(spec: &serde_json::Value) -> Input {
+        let job = json!({"metadata": {"namespace": "team", "name": "job", "uid": "job"}, "spec": spec});
+        Input::Job(jobs::Input::PullJob(Ok(serde_json::from_value(job).unwrap())))
+    }
+
+    /// The node's NodeImage has been written.
+    fn written(version: &str, spec: NodeImageSpec) -> Input {
+        let mut object = NodeImage::new("edge-1", spec);
+        object.metadata.uid = Some("uid".to_owned());
+        object.metadata.resource_version = Some(version.to_owned());
+        object.status = Some(NodeImageStatus::default());
+        let written = WrittenNodeImage::Done(Some(Box::new(object.into())));
+        Input::Node(node_images::Input::Written("edge-1".into(), written))
+    }
+
+    #[test]
+    fn a_jobs_tag_reaches_the_node() {
+        let (now, node, session) = (Timestamp::UNIX_EPOCH, NodeName::from("edge-1"), SessionId(1));
+        let mut kruise = Kruise::new(Selector::default());
+        let view = NodeView { name: node.clone(), labels: [].into(), ready: true };
+        kruise.note_fleet_event(FleetEvent::Nodes(vec![view]), now);
+        let up = SessionEvent::Up { node: node.clone(), session, hello: Box::default() };
+        kruise.note_fleet_event(FleetEvent::Session(up), now);
+        for input in [
+            Input::Node(node_images::Input::NodeImages(Vec::new())),
+            Input::Job(jobs::Input::PullJobs(Vec::new())),
+            Input::Job(jobs::Input::ListJobs(Vec::new())),
+            job(&json!({"image": "nginx:1"})),
+        ] {
+            kruise.handle(input, now);
+        }
+        let flush = |kruise: &mut Kruise| kruise.flush(now, &mut |_| true);
+        let actions = flush(&mut kruise);
+        // Without its NodeImage the job would end at once, on no node.
+        assert!(matches!(actions[..], [Action::NodeImage(_, NodeImageWrite::Create(_))]), "{actions:?}");
+        kruise.handle(written("1", NodeImageSpec::default()), now);
+        let spec = flush(&mut kruise).into_iter().find_map(|action| match action {
+            Action::NodeImage(_, NodeImageWrite::Spec { spec, .. }) => Some(*spec),
+            _ => None,
+        });
+        kruise.handle(written("2", spec.unwrap()), now);
+        let dispatch = flush(&mut kruise).into_iter().find_map(|action| match action {
+            Action::Dispatch(dispatch) => Some(dispatch),
+            _ => None,
+        });
+        let task = dispatch.unwrap().task.id;
+        assert_eq!(kruise.image_of(&node, &task), None, "it isn't sent yet");
+        let (outcome, keys) = (DispatchOutcome::Sent(session), None);
+        let sent = node_images::Input::Dispatched { node: node.clone(), task: task.clone(), outcome, keys };
+        kruise.handle(Input::Node(sent), now);
+        assert_eq!(kruise.image_of(&node, &task).as_deref(), Some("docker.io/library/nginx:1"));
+    }
+
+    #[test]
+    fn pods_are_needed_by_jobs_that_select_them() {
+        let mut kruise = Kruise::new(Selector::default());
+        for (nodes, needs_pods) in [("selector", false), ("podSelector", true)] {
+            kruise.handle(
+                job(&json!({"image": "nginx", nodes: {"matchLabels": {"a": "b"}}})),
+                Timestamp::UNIX_EPOCH,
+            );
+            assert_eq!(kruise.needs_pods(), needs_pods);
+        }
+    }
+}

@@ -82,7 +82,7 @@ impl Driver {
         self.input(Input::Pod(Pod { namespace: "team".to_owned(), name: name.to_owned(), labels, node }));
     }
 
-    fn metadata(name: &str) -> ObjectMeta {
+    pub(super) fn metadata(name: &str) -> ObjectMeta {
         ObjectMeta {
             namespace: Some("team".to_owned()),
             name: Some(name.to_owned()),
@@ -188,7 +188,7 @@ impl Driver {
         self.input(Input::Written { target, outcome });
     }
 
-    fn apply(&mut self, write: JobWrite) {
+    pub(super) fn apply(&mut self, write: JobWrite) {
         match write {
             JobWrite::PullJobStatus(id, status) => {
                 if let Some(job) = self.api.get_mut(&id.name) {

@@ -217,6 +217,8 @@ fn a_deleted_child_is_recreated() {
     d.pass(100);
     assert_eq!(d.list_status("list").desired, 2);
     assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
+    let child = JobUid(d.api[&nginx()].metadata.uid.clone().unwrap());
+    assert_eq!(d.jobs.liveness(&child), Liveness::Deleted);
     d.delete(&nginx());
     d.settle();
     assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);

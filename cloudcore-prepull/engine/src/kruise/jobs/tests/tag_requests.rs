@@ -76,14 +76,16 @@ fn rounds_are_a_jittered_day_apart() {
     let ended = Timestamp::from_second(1_800_000_000).unwrap();
     let (job, other) = (JobUid("u".to_owned()), JobUid("v".to_owned()));
     let mut waits = HashSet::new();
-    for node in 0..500 {
+    for node in 0..10_000 {
         let node = NodeName(format!("n{node}"));
         let wait = next_round(&job, &node, ended).duration_since(ended).as_secs();
         assert!((86_400 - 600..=86_400 + 600).contains(&wait), "{wait}");
         assert_eq!(next_round(&job, &node, ended).duration_since(ended).as_secs(), wait);
         waits.insert(wait);
     }
-    assert!(waits.len() > 300, "{}", waits.len());
+    assert!(waits.len() > 1_000, "{}", waits.len());
+    let ends = [waits.iter().min(), waits.iter().max()];
+    assert_eq!(ends, [Some(&(86_400 - 600)), Some(&(86_400 + 600))]);
     let node = NodeName::from("n0");
     let later = next_round(&job, &node, Timestamp::from_second(1_800_000_001).unwrap());
     assert_ne!(next_round(&job, &node, ended), next_round(&other, &node, ended));
