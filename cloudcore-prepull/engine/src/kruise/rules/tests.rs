@@ -209,7 +209,7 @@ fn a_valid_tag_is_parsed() {
         "tag": SHA,
         "imagePullPolicy": "Always",
         "version": u32::MAX - 1,
-        "pullPolicy": {"ttlSecondsAfterFinished": 0, "timeoutSeconds": 7, "backoffLimit": 0, "activeDeadlineSeconds": 9},
+        "pullPolicy": {"ttlSecondsAfterFinished": 0, "timeoutSeconds": 7, "backoffLimit": 0, "activeDeadlineSeconds": 1},
     });
     let expected = ValidTag {
         reference: reference(&format!("r.io:5000/app@{SHA}")),
@@ -217,7 +217,7 @@ fn a_valid_tag_is_parsed() {
         attempt: u32::MAX,
         timeout: Duration::from_secs(7),
         retries: 0,
-        active_deadline: Some(Duration::from_secs(9)),
+        active_deadline: Some(Duration::from_secs(1)),
         ttl: Duration::ZERO,
     };
     assert_eq!(tag_rules("r.io:5000/app", &tag_spec(&full)).unwrap(), expected);

@@ -118,6 +118,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn children_are_counted_until_removed() {
+        let mut children = Children::default();
+        children.put(ListChild::from_job(&ImagePullJob::default()));
+        assert!(!children.is_empty() && children.remove(&JobUid::default()).is_some());
+        assert!(children.is_empty());
+    }
+
+    #[test]
     fn only_an_ended_child_counts() {
         let start = "2026-11-22T10:00:00Z";
         for (start, end, type_, counts) in [

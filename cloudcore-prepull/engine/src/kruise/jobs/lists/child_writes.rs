@@ -108,3 +108,41 @@ impl ChildWrites {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    #[test]
+    fn only_a_refused_creation_waits_for_a_name() {
+        for (write, outcome, waits) in [
+            (ChildWrite::Create, WriteOutcome::Gone, true),
+            (ChildWrite::Create, WriteOutcome::Failed, true),
+            (ChildWrite::Create, WriteOutcome::Done, false),
+            (ChildWrite::Update(1), WriteOutcome::Failed, false),
+        ] {
+            let mut writes = ChildWrites::default();
+            writes.begin_write(write);
+            writes.end_write(outcome, NOW);
+            assert_eq!(writes.waits_for_name(), waits, "{write:?} {outcome:?}");
+            writes.begin_write(write);
+            assert!(!writes.waits_for_name());
+        }
+    }
+
+    #[test]
+    fn a_child_that_comes_may_be_made_again() {
+        let mut writes = ChildWrites::default();
+        writes.begin_write(ChildWrite::Create);
+        assert!(writes.end_write(WriteOutcome::Gone, NOW));
+        writes.confirm(ChildWrite::Delete);
+        assert!(writes.is_name_taken() && writes.due_at(ChildWrite::Create) > Some(NOW));
+        writes.confirm(ChildWrite::Create);
+        assert_eq!(
+            (writes.is_name_taken(), writes.due_at(ChildWrite::Create)),
+            (false, Some(Timestamp::MIN))
+        );
+    }
+}

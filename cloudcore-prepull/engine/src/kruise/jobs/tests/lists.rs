@@ -219,6 +219,10 @@ fn a_deleted_child_is_recreated() {
     assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
     let child = JobUid(d.api[&nginx()].metadata.uid.clone().unwrap());
     assert_eq!(d.jobs.liveness(&child), Liveness::Deleted);
+    // It has its own name, and no other child's.
+    d.delete(&redis());
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), ["make redis:2"]);
     d.delete(&nginx());
     d.settle();
     assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
@@ -272,6 +276,35 @@ fn a_refused_lists_children_continue() {
     assert_eq!((d.list_status("list").desired, d.list_status("list").message.as_str()), (2, ""));
     d.list("bad", spec(&json!({"images": ["Nginx"]})));
     assert!(d.list_status("bad").start_time.is_none());
+}
+
+#[test]
+fn a_refused_list_writes_no_children() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({})));
+    d.list("list", spec(&json!({"images": []})));
+    d.log.clear();
+    d.delete(&nginx());
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
+    d.list("list", spec(&json!({})));
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
+}
+
+#[test]
+fn a_child_is_the_one_with_its_name() {
+    for uid in ["a-stray", "z-stray"] {
+        let mut d = Driver::with(THREE);
+        d.list("list", spec(&json!({})));
+        d.log.clear();
+        let mut stray = d.api[&nginx()].clone();
+        stray.metadata.name = Some("stray".to_owned());
+        stray.metadata.uid = Some(uid.to_owned());
+        stray.spec.template.pull_secrets = vec!["s".to_owned()];
+        d.input(Input::PullJob(Ok(Box::new(stray))));
+        d.settle();
+        assert_eq!(take_child_writes(&mut d), Vec::<String>::new(), "{uid}");
+    }
 }
 
 #[test]

@@ -106,3 +106,17 @@ fn a_restart_repeats_requests_across_namespaces() {
     let last = told.last().unwrap();
     assert!(last.0 == "shop-job" && matches!(last.1, TagState::Succeeded(_)), "{told:?}");
 }
+
+#[test]
+fn a_waiting_request_still_gives_up_the_old_tag() {
+    let mut world = World::new();
+    for job in ["shop-job", "bank-job"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+    }
+    let (request, key) = (request_from("bank", "bank-job"), TagKey::new("nginx", "old"));
+    world.request(&Arc::new(TagRequest { key, ..(*request).clone() }), false);
+    world.request(&request_from("shop", "shop-job"), false);
+    world.request(&request, false);
+    assert_eq!(world.spec_tag("nginx", "old"), None);
+    assert_eq!(world.spec_tag("nginx", "1.25").unwrap().owner_references.len(), 1, "it waits");
+}

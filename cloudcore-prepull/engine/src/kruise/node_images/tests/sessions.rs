@@ -77,7 +77,10 @@ fn a_removed_tags_sent_dispatch_is_cancelled() {
     let sent = || DispatchOutcome::Sent(SessionId(1));
     assert_eq!(cancels(&end(&mut world, &unwanted, sent())), [&unwanted]);
     assert_eq!(end(&mut world, &unwanted, DispatchOutcome::Offline), []);
-    assert_eq!(end(&mut world, &task, sent()), [], "Hello may have confirmed it before");
+    for outcome in [sent(), DispatchOutcome::Offline] {
+        assert_eq!(end(&mut world, &task, outcome), [], "Hello may have confirmed it before");
+    }
+    assert_eq!(world.slots, 0);
 }
 
 #[test]
@@ -186,6 +189,8 @@ fn a_late_success_beats_an_unwritten_failure() {
         let task = world.take_dispatched()[0].task.id.clone();
         world.api = false;
         world.pass(Duration::from_secs(60 + 200));
+        assert_eq!(cancels(&world.take_sent()), [&task]);
+        world.connect(&[(task.clone(), OpenPhase::Running)]);
         assert_eq!(cancels(&world.take_sent()), [&task]);
         for _ in 0..2 {
             world.end_task(&task, image.clone());

@@ -179,13 +179,16 @@ fn a_manual_edit_survives_a_concurrent_write() {
 fn a_request_that_does_not_fit_fails() {
     let mut world = World::new();
     live(&world, "job", Liveness::Active);
+    world.request(&Arc::new(TagRequest { key: TagKey::new("i0", "old"), ..request("job") }), false);
     world.edit(|spec| (0..256).for_each(|n| add_manual_tag(spec, &format!("i{n}"), "1")));
     world.take_tag_states();
     world.request(&Arc::new(request("job")), false);
     let told = world.take_tag_states();
-    assert!(matches!(told.as_slice(), [(_, TagState::Failed(_))]), "{told:?}");
+    // The tag of before is absent now.
+    assert!(matches!(told.as_slice(), [(_, TagState::Failed(_)), (_, TagState::Absent)]), "{told:?}");
     let warns = |action: &Action| matches!(action, Action::Event(e) if e.note.starts_with("image nginx: "));
     assert!(world.done.iter().any(warns), "{:?}", world.done);
+    assert_eq!(world.spec_tag("i0", "old"), None, "the job does not want it any more");
 }
 
 #[test]

@@ -163,6 +163,9 @@ fn changed_terms_make_another_task() {
     assert_eq!(world.take_sent(), [acked(&first)]);
     let second = world.take_dispatched()[0].task.id.clone();
     assert_eq!((&second.job, second.attempt), (&first.job, 2));
+    world.pass(Duration::from_secs(5));
+    let tag = world.tag("a", "1").unwrap();
+    assert_eq!((tag.phase, tag.version), (PullPhase::Pulling, 1));
 
     world.edit(|spec| {
         spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().timeout_seconds = Some(5);
@@ -296,6 +299,8 @@ fn a_restart_continues_from_the_stored_status() {
     });
     let task = world.take_dispatched()[0].task.id.clone();
     world.report_progress(&task, 40, 100);
+    // Of an unknown size.
+    world.report_progress(&task, 0, 0);
     world.pass(Duration::from_secs(10));
     assert_eq!(world.tag("a", "1").unwrap().progress, 40);
 
@@ -323,6 +328,10 @@ fn an_inherited_tasks_failure_is_retried_once() {
     assert_eq!(restarted.take_dispatched()[0].task.id, task, "the secret may have been mended");
     restarted.end_task(&task, failed("401"));
     assert_eq!(restarted.tag("a", "1").unwrap().phase, PullPhase::Failed);
+
+    world.connect(&[(task.clone(), OpenPhase::Running)]);
+    world.end_task(&task, failed("401"));
+    assert_eq!(world.tag("a", "1").unwrap().phase, PullPhase::Failed, "it's of this cloudcore");
 }
 
 #[test]
