@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn terms_that_differ_are_found_apart() {
+    fn different_terms_have_different_hashes() {
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         let owner = ObjectReference { uid: Some("job".to_owned()), ..ObjectReference::default() };
         let owned = TagTerms { owner_references: vec![owner], ..TagTerms::default() };

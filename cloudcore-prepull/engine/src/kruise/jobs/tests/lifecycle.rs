@@ -1,5 +1,7 @@
 //! The beginning and the end of a job, and what is kept of it after that.
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use prepull_api::crd::kruise::ImagePullJobSpec;
 use serde_json::json;
@@ -76,7 +78,7 @@ fn a_deleted_job_is_known_until_its_last_event() {
 fn the_oldest_job_comes_first() {
     let mut d = Driver::new();
     for (name, age) in [("young", 1), ("old", 2)] {
-        let created = d.now.checked_sub(std::time::Duration::from_secs(age)).ok().map(Time);
+        let created = d.now.checked_sub(Duration::from_secs(age)).ok().map(Time);
         let spec = ImagePullJobSpec { image: "nginx".to_owned(), ..ImagePullJobSpec::default() };
         let metadata = ObjectMeta { creation_timestamp: created, ..Driver::metadata(name) };
         d.input(Input::PullJob(Ok(Box::new(ImagePullJob { metadata, spec, status: None }))));
@@ -110,7 +112,9 @@ fn texts_are_cut_only_where_too_long() {
     assert_eq!(cut_note(whole.clone()), whole);
     let names = ["n1", "n2", "n3", "n4", "n5"];
     let mut d = Driver::new();
-    names.iter().for_each(|node| d.node(node, &[]));
+    for node in names {
+        d.node(node, &[]);
+    }
     d.job("job", json!({"image": "nginx", "pullPolicy": {"timeoutSeconds": 1, "backoffLimit": 0}}));
     d.pass(61);
     let events = d.take_events();

@@ -219,7 +219,7 @@ fn a_deleted_child_is_recreated() {
     assert_eq!(take_child_writes(&mut d), Vec::<String>::new());
     let child = JobUid(d.api[&nginx()].metadata.uid.clone().unwrap());
     assert_eq!(d.jobs.liveness(&child), Liveness::Deleted);
-    // It has its own name, and no other child's.
+    // It has its own name still, and no other child's.
     d.delete(&redis());
     d.settle();
     assert_eq!(take_child_writes(&mut d), ["make redis:2"]);

@@ -384,7 +384,7 @@ fn offline_nodes_fail_after_their_possible_tries() {
     d.online("n3", false);
     d.pass(79);
     assert!(!d.has_finished("job"));
-    // A job that is delivered once more has no more time.
+    // The same spec once more gives no more time.
     d.job("job", spec);
     d.log.clear();
     d.pass(1);

@@ -37,7 +37,7 @@ fn a_round_ends_with_its_own_pull() {
     roster.set_selected(&node, true);
     roster.set_tag_state(&node, TagState::Failed(at(0)));
     assert!(roster.set_tag_state(&node, TagState::Succeeded(at(0))) && roster.counts().succeeded == 1);
-    // What another job has had pulled later counts.
+    // A later pull counts, though another job began it.
     roster.set_tag_state(&node, TagState::Succeeded(at(3_600)));
     let due = next_round(&uid("job"), &node.name, at(3_600));
     assert_eq!(roster.next_round(), Some(due));

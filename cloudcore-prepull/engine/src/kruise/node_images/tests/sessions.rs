@@ -190,8 +190,6 @@ fn a_late_success_beats_an_unwritten_failure() {
         world.api = false;
         world.pass(Duration::from_secs(60 + 200));
         assert_eq!(cancels(&world.take_sent()), [&task]);
-        world.connect(&[(task.clone(), OpenPhase::Running)]);
-        assert_eq!(cancels(&world.take_sent()), [&task]);
         for _ in 0..2 {
             world.end_task(&task, image.clone());
         }
@@ -305,7 +303,7 @@ fn jobs_learn_which_nodes_are_online() {
         *world = world.restarted();
         world.settle();
     };
-    // Without a NodeImage it's none of theirs, and a session that replaces another one is no news.
+    // Jobs don't know a node without a NodeImage. A session that replaces another one changes nothing for them.
     let steps: [(&dyn Fn(&mut World), &[bool]); 6] = [
         (&connect, &[]),
         (&is_edge, &[true]),

@@ -35,6 +35,7 @@ fn a_manual_tags_ack_follows_its_status() {
 
     world.api = false;
     world.end_task(&dispatch.task.id, pulled());
+    world.connect(&[(dispatch.task.id.clone(), OpenPhase::Finished)]);
     assert_eq!(world.take_sent(), [], "not before the API server has it");
     world.api = true;
     world.pass(Duration::from_secs(1));
@@ -222,7 +223,7 @@ fn a_refused_tag_fails_alone() {
     assert_eq!((bad.phase, bad.message.as_str()), (PullPhase::Failed, "pullPolicy field for bad/1 must set"));
     let told = |world: &World| world.done.iter().filter(|action| matches!(action, Action::Event(_))).count();
     assert_eq!(told(&world), 1);
-    // Each version is told of once, though its status can't be written.
+    // Each version has one event, also while its status can't be written.
     world.api = false;
     let set_version = |spec: &mut NodeImageSpec, version| {
         spec.images.get_mut("bad").unwrap().tags[0].version = version;
