@@ -366,10 +366,10 @@ fn a_lease_ends_a_minute_after_its_first_reader() {
         story.streams = false;
         story.connect("a");
     };
-    let changes: [(&dyn Fn(&mut Story), _, _); 3] = [
-        (&|_| {}, 59, "it streams"),
-        (&old_reader, 19, "b reads no streams"),
-        (&old_carrier, 15, "a has no streams"),
+    let changes: [(fn(&mut Story), _, _); 3] = [
+        (|_| {}, 59, "it streams"),
+        (old_reader, 19, "b reads no streams"),
+        (old_carrier, 15, "a has no streams"),
     ];
     for (change, seconds, why) in changes {
         let mut story = Story::of_streaming(&["a", "b"]);

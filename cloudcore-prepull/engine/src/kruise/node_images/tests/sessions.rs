@@ -304,13 +304,13 @@ fn jobs_learn_which_nodes_are_online() {
         world.settle();
     };
     // Jobs don't know a node without a NodeImage. A session that replaces another one changes nothing for them.
-    let steps: [(&dyn Fn(&mut World), &[bool]); 6] = [
-        (&connect, &[]),
-        (&is_edge, &[true]),
-        (&connect, &[]),
-        (&World::disconnect, &[false]),
-        (&restart, &[]),
-        (&connect, &[true]),
+    let steps: [(fn(&mut World), &[bool]); 6] = [
+        (connect, &[]),
+        (is_edge, &[true]),
+        (connect, &[]),
+        (World::disconnect, &[false]),
+        (restart, &[]),
+        (connect, &[true]),
     ];
     for (number, (step, expected)) in steps.into_iter().enumerate() {
         step(&mut world);
