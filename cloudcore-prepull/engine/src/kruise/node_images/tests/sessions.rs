@@ -296,6 +296,7 @@ fn a_node_missing_from_a_list_is_gone() {
 
 #[test]
 fn jobs_learn_which_nodes_are_online() {
+    type Step = fn(&mut World);
     let mut world = World::bare();
     let is_edge = |world: &mut World| world.hear(FleetEvent::Node(view(&[("edge", "")])));
     let connect = |world: &mut World| world.connect(&[]);
@@ -304,7 +305,7 @@ fn jobs_learn_which_nodes_are_online() {
         world.settle();
     };
     // Jobs don't know a node without a NodeImage. A session that replaces another one changes nothing for them.
-    let steps: [(fn(&mut World), &[bool]); 6] = [
+    let steps: [(Step, &[bool]); 6] = [
         (connect, &[]),
         (is_edge, &[true]),
         (connect, &[]),
