@@ -290,5 +290,9 @@ mod tests {
         shards.touch(1, WritePace::Soon);
         assert_eq!(write(&mut shards, 1300, false), 1);
         assert!(shards.all_written());
+        // The end of the job waits for progress as well.
+        shards.touch(0, WritePace::Slow);
+        shards.hurry();
+        assert_eq!(write(&mut shards, 1600, false), 1);
     }
 }

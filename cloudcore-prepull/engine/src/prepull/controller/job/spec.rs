@@ -283,4 +283,15 @@ mod tests {
         let seen = before(&status(true, true), true);
         assert_eq!((seen.retry, seen.suspend), (3, false));
     }
+
+    #[test]
+    fn a_too_long_spec_is_not_stored() {
+        let stored = |length: usize| {
+            let mut state = SpecState::default();
+            state.accept(spec(&json!({"images": ["a".repeat(length)]}), &json!({})));
+            state.stored().len()
+        };
+        let longest = MAX_STORED - stored(0);
+        assert_eq!([longest, longest + 1].map(stored), [MAX_STORED, 0]);
+    }
 }

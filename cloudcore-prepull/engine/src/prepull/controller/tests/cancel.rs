@@ -180,6 +180,7 @@ fn an_ended_job_keeps_its_phase() {
     world.give(wanted(&world, &nodes, json!({"cancel": true, "recheck": 1}), 3));
     world.pass(1_000);
     assert_eq!((world.status().phase, world.condition("Valid").0), (JobPhase::Completed, "False"));
+    assert_eq!(world.condition("Finished").0, "True", "what was asked for first has been done");
 }
 
 #[test]

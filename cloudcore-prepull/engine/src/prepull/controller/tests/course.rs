@@ -69,6 +69,8 @@ fn waves_begin_in_order_after_the_pause() {
     assert_eq!((third.len(), wave(&world)), (16, (3, 3, 20)));
     world.all_end(&third, TaskOutcome::Succeeded);
     assert_eq!(world.status().phase, JobPhase::Completed);
+    let announced = ["Started", "WaveEnded", "WaveStarted", "WaveEnded", "WaveStarted", "Completed"];
+    assert_eq!(world.events, announced);
 }
 
 #[test]
@@ -331,6 +333,7 @@ fn a_job_holds_without_its_started_spec() {
     world.pass(1_000);
     assert_eq!((world.taken().len(), world.condition("Valid").0), (0, "False"));
     assert_eq!(world.status().summary.successful, 1);
+    assert!(world.status().reason.contains("what the job began with is not known"));
     world.give(job(of("nginx:1.25"), 3, None));
     world.pass(1_000);
     assert_eq!((world.taken(), world.condition("Valid").0), (vec!["n1".to_owned()], "True"));

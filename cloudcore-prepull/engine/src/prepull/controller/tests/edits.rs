@@ -135,6 +135,7 @@ fn without_an_accepted_spec_nothing_happens() {
         for _ in 0..4 {
             world.pass(1_000_000);
         }
+        assert!(world.controller.next_wakeup().is_none_or(|next| next > world.now));
         let start = world.record("n0").start_time.clone();
         assert_eq!(
             (world.taken(), world.cancels().len(), world.status().summary.in_progress),

@@ -24,6 +24,7 @@ fn a_missing_name_counts_as_failed() {
     assert_eq!(world.dispatched, []);
     assert_eq!(missing(&world), ["ghost"]);
     let status = world.status();
+    assert!(status.node_status.iter().any(|node| node.reason == "there is no Node of this name"));
     assert_eq!((status.phase, status.summary.failure, status.summary.desired), (JobPhase::Failure, 1, 2));
     let reason = "1 of 2 nodes failed, more than failureTolerate 0.1 allows; 1 node not started \
                   (NodeNotFound 1)";

@@ -9,13 +9,13 @@ use crate::prepull::rollout::RECHECK_TIME;
 const DAYS: i64 = 12 * 24 * 3_600_000;
 
 /// The job as the API server has it: a job that has been over for long is read again.
-fn wanted(world: &World, nodes: &[String], spec: serde_json::Value, generation: i64) -> Input {
+pub(super) fn wanted(world: &World, nodes: &[String], spec: serde_json::Value, generation: i64) -> Input {
     let template = json!({"nodeNames": nodes, "concurrency": 1, "failureTolerate": "0.1"});
     with_spec(template, spec, generation, world.stored.as_ref())
 }
 
 /// A job in which every node has succeeded, days ago.
-fn pulled(nodes: usize) -> (World, Vec<String>) {
+pub(super) fn pulled(nodes: usize) -> (World, Vec<String>) {
     let (mut world, nodes) = fleet(nodes);
     world.give(wanted(&world, &nodes, json!({}), 1));
     world.all_end(&nodes, TaskOutcome::Succeeded);
@@ -28,24 +28,24 @@ fn pulled(nodes: usize) -> (World, Vec<String>) {
     (world, nodes)
 }
 
-fn answer(attempt: u32, image: ImageResult) -> EdgeMessage {
+pub(super) fn answer(attempt: u32, image: ImageResult) -> EdgeMessage {
     let there = image.outcome.is_on_node();
     let outcome = if there { TaskOutcome::Succeeded } else { TaskOutcome::Failed };
     let task = TaskId { attempt, ..task() };
     EdgeMessage::Result(TaskResult { task, images: vec![image], ..result(outcome) })
 }
 
-fn there() -> ImageResult {
+pub(super) fn there() -> ImageResult {
     let digest = Some(format!("sha256:{}", "0".repeat(64)));
     ImageResult { digest, ..ImageResult::new(ImageOutcome::Present) }
 }
 
-fn gone() -> ImageResult {
+pub(super) fn gone() -> ImageResult {
     ImageResult { code: Some(FailureCode::NotPresent), ..ImageResult::new(ImageOutcome::Failed) }
 }
 
 /// Nodes that have every image, lack one, and were not checked.
-fn found(world: &World) -> (u32, u32, u32) {
+pub(super) fn found(world: &World) -> (u32, u32, u32) {
     let recheck = world.status().recheck.clone().unwrap();
     (recheck.present, recheck.missing, recheck.not_checked)
 }
@@ -60,6 +60,7 @@ fn what_was_removed_is_found_and_retried() {
     // All at once, beyond the concurrency: a look takes no link.
     assert_eq!((world.taken(), world.looks.clone()), (nodes.clone(), vec![true; 3]));
     assert_eq!((world.status().phase, world.condition("Complete").0), (JobPhase::InProgress, "False"));
+    assert_eq!(world.status().reason, "re-check: 3 nodes still to answer");
     world.says("n0", answer(2, there()));
     world.says("n1", answer(2, gone()));
     world.says("n2", answer(2, there()));

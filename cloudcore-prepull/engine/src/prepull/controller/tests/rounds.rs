@@ -275,7 +275,7 @@ fn an_edges_claim_starts_no_barred_node() {
 fn a_round_known_from_reports_continues() {
     let (mut world, nodes) = fleet(1);
     let template = json!({"nodeNames": nodes, "failureTolerate": "0"});
-    let spec = |retry| json!({"retry": retry});
+    let spec = |retry| json!({"retry": retry, "activeDeadlineSeconds": 60});
     world.give(with_spec(template.clone(), spec(0), 1, None));
     world.all_end(&nodes, TaskOutcome::Failed);
     let ended = world.status().clone();
@@ -285,6 +285,8 @@ fn a_round_known_from_reports_continues() {
     assert_eq!((world.taken().len(), world.record("n0").attempt), (1, 2));
     // The leader dies before it has written so in the status, and the retry is taken back.
     world.restart(&nodes);
+    // The active deadline of a round doesn't count from the job's start.
+    world.pass(60_000);
     world.give(with_spec(template, spec(0), 3, Some(&ended)));
     world.up("n0", &[(UID, 2, OpenPhase::Running)]);
     world.pass(2_000);

@@ -210,11 +210,12 @@ fn a_cancelled_job_begins_no_further_run() {
     world.pass(1_000);
     world.give(with_spec(of(&nodes, "app:2"), json!({"cancel": true}), 2, None));
     world.pass(1_000);
+    assert!(world.status().reason.contains("a cancelled job begins no new run"), "{}", world.status().reason);
     // An API server before 1.25 lets people take it back.
     world.give(job(of(&nodes, "app:2"), 3, None));
     world.pass(1_000);
     assert_eq!((world.condition("Failed"), world.images.len()), (("True", "Cancelled"), 1));
-    assert_eq!(world.condition("Valid").0, "False");
+    assert_eq!((world.condition("Valid").0, world.phase_of("n0")), ("False", NodePhase::Unknown));
 }
 
 #[test]

@@ -237,8 +237,12 @@ fn a_returning_edge_gets_changed_terms() {
     }));
     world.give(job_with(&nodes, json!({}), 2, None));
     assert_eq!(world.taken(), Vec::<String>::new(), "it is away");
-    assert_eq!(back(&mut world, true), (told, false));
+    assert_eq!(back(&mut world, true), (told.clone(), false));
     assert_eq!(back(&mut world, false), (vec![], false), "there is nothing to tell");
+    let session = SessionId(world.sessions);
+    world.hear(FleetEvent::Session(SessionEvent::Down { node: "n0".into(), session }));
+    world.give(job_with(&nodes, json!({"download": {"maxRate": "2Mi"}}), 3, None));
+    assert_eq!(back(&mut world, false), (told, true), "it knows of no limit");
 }
 
 /// An edge with a window of its own that opens for a second in each week.

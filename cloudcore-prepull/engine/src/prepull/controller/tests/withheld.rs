@@ -118,7 +118,7 @@ fn selecting_by_self_set_labels_is_warned_about() {
 fn asked() -> World {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
-    (world.withheld, world.asks) = (true, 1);
+    (world.withheld, world.asks) = (true, 9);
     world.give(on(&["a"]));
     assert_eq!((world.dispatched.len(), world.phase_of("a")), (1, NodePhase::InProgress));
     world

@@ -1,0 +1,122 @@
+//! What edits ask a job for, and what it begins by them.
+
+use super::course::{fleet, template};
+use super::rechecks::{answer, pulled, there, wanted};
+use super::*;
+
+#[test]
+fn a_count_lowered_and_raised_begins_nothing() {
+    let (mut world, nodes) = pulled(1);
+    world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
+    world.pass(1_000);
+    world.says("n0", answer(2, there()));
+    for (recheck, generation) in [(0, 3), (1, 4)] {
+        world.give(wanted(&world, &nodes, json!({"recheck": recheck}), generation));
+        world.pass(1_000);
+    }
+    assert_eq!((world.taken().len(), world.status().phase), (1, JobPhase::Completed));
+}
+
+#[test]
+fn a_recheck_needs_a_node_to_ask() {
+    let (mut world, nodes) = fleet(1);
+    world.give(wanted(&world, &nodes, json!({}), 1));
+    world.all_end(&nodes, TaskOutcome::Failed);
+    world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
+    world.pass(1_000);
+    assert!(world.status().recheck.is_none() && !world.events.contains(&"Rechecking"));
+}
+
+#[test]
+fn an_ended_job_remembers_its_cancel() {
+    let (mut world, nodes) = fleet(1);
+    world.give(wanted(&world, &nodes, json!({}), 1));
+    world.all_end(&nodes, TaskOutcome::Failed);
+    world.give(wanted(&world, &nodes, json!({"cancel": true, "verify": {"keys": []}}), 2));
+    world.pass(1_000);
+    world.restart(&nodes);
+    world.up("n0", &[]);
+    world.give(wanted(&world, &nodes, json!({"retry": 1}), 3));
+    world.pass(1_000);
+    assert_eq!((world.taken(), world.status().retry), (vec![], 0));
+    assert!(world.status().reason.contains("spec.cancel cannot be taken back"));
+}
+
+#[test]
+fn an_ended_job_announces_no_suspension() {
+    let (mut world, nodes) = fleet(1);
+    world.give(wanted(&world, &nodes, json!({}), 1));
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    world.give(wanted(&world, &nodes, json!({"suspend": true}), 2));
+    assert_eq!(world.events, ["Started", "Completed"]);
+}
+
+#[test]
+fn pausing_a_suspended_job_resumes_nothing() {
+    let (mut world, nodes) = fleet(1);
+    world.give(wanted(&world, &nodes, json!({"suspend": true}), 1));
+    world.pass(1_000);
+    world.give(wanted(&world, &nodes, json!({"suspend": true, "pause": true}), 2));
+    world.pass(1_000);
+    assert_eq!(world.status().active_since, world.status().start_time);
+}
+
+#[test]
+fn nodes_join_when_a_job_begins_to_follow() {
+    let mut world = World::new(&["a", "b"]);
+    world.hear(FleetEvent::Node(NodeView { ready: false, ..edge("not-ready") }));
+    let select = json!({"labelSelector": {}, "concurrency": 10});
+    world.give(with_spec(select.clone(), json!({}), 1, None));
+    world.hear(FleetEvent::Node(edge("new")));
+    world.give(with_spec(select, json!({"followNodes": true}), 2, None));
+    world.pass(1_000);
+    let summary = &world.status().summary;
+    assert_eq!((summary.desired, summary.skipped), (3, 1));
+}
+
+#[test]
+fn only_the_spec_lets_missing_nodes_leave() {
+    for (allowed, counts) in [(false, (3, 1, 0)), (true, (2, 0, 1))] {
+        let (mut world, mut nodes) = fleet(2);
+        nodes.push("ghost".to_owned());
+        let template = json!({"nodeNames": nodes, "concurrency": 3, "failureTolerate": "0.9"});
+        world.give(with_spec(template.clone(), json!({}), 1, None));
+        world.all_end(&nodes[..2], TaskOutcome::Failed);
+        let spec = json!({"retry": 1, "allowMissingNodes": allowed});
+        world.give(with_spec(template, spec, 2, None));
+        world.pass(1_000);
+        let summary = &world.status().summary;
+        assert_eq!((summary.desired, summary.failure, summary.skipped), counts);
+    }
+}
+
+#[test]
+fn a_further_run_begins_with_pending_nodes() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job(template(&nodes), 1, None));
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    world.answers = false;
+    let mut other = template(&nodes);
+    other["images"] = json!(["app:2"]);
+    world.give(job(other, 2, None));
+    world.pass(1_000);
+    // The API server has not answered: nothing may have started.
+    assert_eq!((world.status().first_attempt, world.status().summary.pending), (Some(2), 1));
+}
+
+#[test]
+fn layers_without_secrets_are_open_to_all() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    for outcome in [None, Some(TaskOutcome::Succeeded)] {
+        if let Some(outcome) = outcome {
+            world.ends("a", outcome);
+        }
+        let (sharing, access) = world.controller.shared_by(&"a".into(), &task(), true).unwrap();
+        assert_eq!(
+            (sharing.has_succeeded, access),
+            (outcome.is_some(), crate::shared::access::LayerAccess::Open)
+        );
+    }
+}
