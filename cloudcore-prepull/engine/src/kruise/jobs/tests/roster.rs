@@ -1,3 +1,5 @@
+//! The nodes of a job, and their rounds.
+
 use std::sync::Arc;
 
 use super::super::fleet::FleetNode;

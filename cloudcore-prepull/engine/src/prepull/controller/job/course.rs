@@ -302,7 +302,8 @@ impl Course {
         let paused = status.conditions.iter().find(|condition| condition.type_ == aggregate::PAUSED);
         let changed = paused.map(|condition| (condition.status == "True", condition.last_transition_time.0));
         self.paused = self.policy.paused.then(|| changed.filter(|(is, _)| *is).map_or(now, |(_, at)| at));
-        self.resumed = changed.filter(|(is, _)| !is && !self.policy.paused).map(|(_, at)| at);
+        // A pause that only the condition shows ends now.
+        self.resumed = changed.filter(|_| !self.policy.paused).map(|(is, at)| if is { now } else { at });
         self.phase = if is_over { status.phase } else { JobPhase::InProgress };
         without_refusal(&status.reason).clone_into(&mut self.reason);
         let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);

@@ -198,11 +198,8 @@ impl PrepullJob {
             RoundRequest::Retry => self.start_requested_round(job, nodes, effects),
             RoundRequest::Recheck => self.start_requested_recheck(job, nodes, effects),
         }
-        let is_running = self.course.is_running() && !self.course.is_rechecking();
-        if self.course.policy().follow_nodes && is_running {
-            for node in nodes.values() {
-                self.add_if_chosen(node);
-            }
+        for node in nodes.values() {
+            self.add_if_chosen(node);
         }
     }
 

@@ -258,7 +258,7 @@ impl PrepullJob {
                 counted(summary.in_progress, "node"),
                 summary.pending
             )
-        } else if offline > 0 && summary.in_progress == 0 && summary.pending as usize == offline {
+        } else if summary.in_progress == 0 && summary.pending as usize == offline {
             format!("waiting for {}", counted_len(offline, "offline node"))
         } else if let Some((nodes, reason)) = rollout.waiting_for_secrets() {
             format!("{} waiting: {reason}", counted_len(nodes, "node"))

@@ -305,7 +305,7 @@ impl Members {
         let may_wait = self.rollout.may_wait_for_consent(node);
         let asks_first = may_wait && !self.rollout.has_asked(node);
         let only_look = self.rollout.is_rechecking(node);
-        let there = if attempt > 1 { self.rollout.pulled_images(node) } else { Vec::new() };
+        let there = self.rollout.pulled_images(node);
         let (job, plan, node) = (job.clone(), plan.clone(), node.clone());
         PreparedDispatch::Dispatch(Dispatch {
             job,

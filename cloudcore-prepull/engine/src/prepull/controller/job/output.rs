@@ -99,11 +99,6 @@ impl JobOutput {
         })
     }
 
-    /// The API server has the status as it is in memory.
-    pub(super) fn restore_status(&mut self) {
-        self.status = PacedWrites::stored();
-    }
-
     pub(super) fn touch_status(&mut self, pace: WritePace) {
         self.status.note_change(pace);
     }

@@ -254,7 +254,6 @@ impl PrepullJob {
         }
         self.members.set_skipped(status.skipped_nodes, status.summary.skipped);
         if is_over {
-            self.output.restore_status();
             if self.is_ahead_of(&status.summary) {
                 self.output.touch_status(WritePace::Slow);
             }

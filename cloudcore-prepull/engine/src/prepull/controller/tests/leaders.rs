@@ -1,4 +1,4 @@
-//! What the next leader knows of a job by its status and its reports.
+//! A job that another leader goes on with, by its status and its reports.
 
 use super::course::fleet;
 use super::rechecks::{answer, found, gone, pulled, there, wanted};
@@ -91,4 +91,27 @@ fn a_leader_that_ends_a_job_reports_no_recheck() {
     world.give(job(template, 1, Some(&stored)));
     world.pass(1_000);
     assert_eq!((world.status().phase, world.reports[&0].rechecking), (JobPhase::Failure, false));
+}
+
+#[test]
+fn a_held_jobs_pause_costs_no_time() {
+    let (mut world, nodes) = fleet(2);
+    let of = |pause: bool, image: &str, generation, stored: Option<&ImagePrePullJobStatus>| {
+        let template =
+            json!({"nodeNames": nodes, "concurrency": 1, "timeoutSeconds": 300, "images": [image]});
+        with_spec(template, json!({"pause": pause}), generation, stored)
+    };
+    world.give(of(false, "app:1", 1, None));
+    world.pass(100_000);
+    world.give(of(true, "app:1", 2, None));
+    world.pass(1_000_000);
+    let stored = ImagePrePullJobStatus { started_spec: String::new(), ..world.status().clone() };
+    world.restart(&nodes);
+    world.give(of(true, "app:2", 3, Some(&stored)));
+    world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+    world.pass(1_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
+    world.give(of(false, "app:1", 4, None));
+    world.pass(1_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
 }

@@ -1,4 +1,4 @@
-//! What edits ask a job for, and what it begins by them.
+//! Edits that ask a job for something, and those that don't.
 
 use super::course::{fleet, template};
 use super::rechecks::{answer, pulled, there, wanted};

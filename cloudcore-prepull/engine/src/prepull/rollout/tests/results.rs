@@ -1,4 +1,4 @@
-//! What the record of a node has of its images and its result.
+//! The images and the result in the record of a node.
 
 use prepull_api::crd::status::Action;
 use prepull_api::task::{ImageRemoval, MAX_REMOVALS, RemovalResult};

@@ -1,4 +1,4 @@
-//! Where the waves stand after a restart, in a further round, and at the end of a pause.
+//! The waves after a restart, in a further round, and at the end of a pause.
 
 use super::*;
 

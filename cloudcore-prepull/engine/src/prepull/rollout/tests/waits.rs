@@ -1,4 +1,4 @@
-//! What nodes wait for: another job's task, their windows, and their secrets.
+//! Nodes that wait: for another job's task, their windows, and their secrets.
 
 use super::*;
 
