@@ -213,6 +213,19 @@ mod tests {
     }
 
     #[test]
+    fn a_missed_recheck_asks_successful_nodes_with_a_node() {
+        for (phase, may_be_asked, is_asked) in [
+            (NodePhase::Successful, true, true),
+            (NodePhase::Successful, false, false),
+            (NodePhase::Failure, true, false),
+        ] {
+            let mut stored = StoredRecords::new(vec![report(0, 0, false, record(phase, false))]);
+            stored.begin_recheck(1, |_| may_be_asked);
+            assert_eq!((stored.outdated.len() == 1, is_rechecking(&stored.records[0])), (is_asked, is_asked));
+        }
+    }
+
+    #[test]
     fn reports_name_the_last_rounds_kind() {
         let known = |retry, recheck| Rounds { retry, recheck, rechecking: false };
         let written = |retry, recheck, rechecking, phase| {
@@ -230,9 +243,20 @@ mod tests {
             // A re-check had begun, or a round.
             (written(0, 1, true, at_work), known(0, 0), RoundRequest::Nothing, (0, 1, true, false)),
             (written(1, 1, false, at_work), known(0, 1), RoundRequest::Nothing, (1, 1, false, false)),
+            // Its report is written, and every node of it has answered.
+            (
+                written(0, 1, true, NodePhase::Successful),
+                known(0, 0),
+                RoundRequest::Nothing,
+                (0, 1, true, false),
+            ),
+            // The reports do not say which one had begun: it is the next of its kind.
+            (written(0, 0, false, at_work), known(1, 0), RoundRequest::Nothing, (2, 0, false, false)),
+            (written(0, 1, true, at_work), known(0, 1), RoundRequest::Nothing, (0, 2, true, false)),
             // What is asked for begins again, under the same number; the other kind keeps its own.
             (written(0, 1, true, at_work), known(0, 0), RoundRequest::Recheck, (0, 0, false, true)),
             (written(0, 1, true, at_work), known(0, 0), RoundRequest::Retry, (0, 1, false, true)),
+            (written(1, 0, false, at_work), known(0, 0), RoundRequest::Retry, (0, 0, false, true)),
         ] {
             let Resumed { rounds, is_over: over } = stored.resume(known, true, asked);
             let expected = (Rounds { retry, recheck, rechecking }, is_over);

@@ -136,6 +136,23 @@ mod tests {
         assert!(resolved.details.is_empty() && resolved.withheld.is_empty());
     }
 
+    /// A key of this many bytes.
+    fn key_of(length: usize) -> String {
+        KEY.replace("AAAA", &"A".repeat(length + 4 - KEY.len()))
+    }
+
+    #[test]
+    fn keys_up_to_the_limits_are_used() {
+        for more in [0, 1] {
+            let lengths = MAX_VERIFICATION_KEY - MAX_VERIFICATION_KEYS - more + 1..=MAX_VERIFICATION_KEY;
+            let keys: Vec<_> = lengths.map(|length| (format!("{length}.pub"), key_of(length))).collect();
+            let keys: Vec<_> = keys.iter().map(|(name, key)| (name.as_str(), key.as_str())).collect();
+            let Verification { keys, unavailable, .. } =
+                resolve(&["all"], |_| lookup(&keys, "*")).verification;
+            assert_eq!((keys.len(), unavailable.is_some()), (MAX_VERIFICATION_KEYS, more > 0));
+        }
+    }
+
     #[test]
     fn a_useless_secret_makes_verification_unavailable() {
         let private = "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----";
@@ -144,7 +161,11 @@ mod tests {
             (lookup(&[], "*"), "secret keys/bad has no key {name}.pub"),
             (lookup(&[("cosign.pub", private)], "*"), "secret keys/bad: cosign.pub is not one public key"),
             (lookup(&[("cosign.pub", &two)], "*"), "is not one public key"),
-            (lookup(&[("cosign.pub", &"x".repeat(9000))], "*"), "is longer than a public key"),
+            (lookup(&[("cosign.pub", BEGIN)], "*"), "is not one public key"),
+            (
+                lookup(&[("cosign.pub", &key_of(MAX_VERIFICATION_KEY + 1))], "*"),
+                "is longer than a public key",
+            ),
         ] {
             let resolved = resolve(&["bad", "good"], |name| match name {
                 "bad" => found.clone(),

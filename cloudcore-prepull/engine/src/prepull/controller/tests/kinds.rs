@@ -1,0 +1,49 @@
+//! Jobs that pull, remove or upgrade: how each begins, and what it shows.
+
+use prepull_api::crd::remove::RemovalStatus;
+use prepull_api::task::RemovalResult;
+
+use super::*;
+
+fn removing(nodes: &[&str]) -> serde_json::Value {
+    json!({"nodeNames": nodes, "images": [], "remove": {"images": ["old:1"]}, "concurrency": 2})
+}
+
+#[test]
+fn the_beginning_says_what_the_job_does() {
+    for (template, note) in [
+        (json!({"nodeNames": ["a"]}), "1 image on 1 node, 0 skipped"),
+        (json!({"nodeNames": ["a", "ghost"]}), "1 image on 1 node, 0 skipped, 1 not found"),
+        (removing(&["a"]), "removal from 1 node, 0 skipped"),
+        (json!({"nodeNames": ["a"], "images": ["agent:1"], "upgrade": {}}), "upgrade of 1 node, 0 skipped"),
+    ] {
+        let mut world = World::new(&["a"]);
+        world.controller.handle(job(template, 1, None), world.now);
+        let actions = world.controller.flush(world.now);
+        let started = actions.iter().find_map(|action| match action {
+            Action::Event(event) if event.reason == "Started" => Some(event.note.as_str()),
+            _ => None,
+        });
+        assert_eq!(started, Some(note));
+    }
+}
+
+#[test]
+fn a_removing_job_shows_what_it_freed() {
+    let mut world = World::new(&["a", "b"]);
+    for node in ["a", "b"] {
+        world.up(node, &[]);
+    }
+    world.give(job(removing(&["a", "b"]), 1, None));
+    world.pass(1_000);
+    for (node, removed) in [("a", 2), ("b", 0)] {
+        let removal =
+            RemovalResult { removed, kept: 1, freed_bytes: u64::from(removed), ..RemovalResult::default() };
+        let ended =
+            TaskResult { removal: Some(removal), images: Vec::new(), ..result(TaskOutcome::Succeeded) };
+        world.says(node, EdgeMessage::Result(ended));
+    }
+    world.pass(1_000);
+    let sum = RemovalStatus { removed: 2, kept: 2, freed_bytes: 2, nodes: 1 };
+    assert_eq!((world.status().phase, &world.status().removal), (JobPhase::Completed, &Some(sum)));
+}

@@ -1,0 +1,226 @@
+//! Jobs that another leader goes on with, where their status, reports, nodes or spec do not say the same.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use prepull_api::crd::remove::RemovalStatus;
+use prepull_api::crd::status::{FailureCount, RecheckStatus, RolloutStatus};
+use prepull_api::failure::FailureCode;
+
+use super::course::{fleet, template};
+use super::*;
+
+impl World {
+    /// Another leader reads the job. Only these nodes are left, and they connect.
+    fn lead_again(&mut self, nodes: &[String], input: Input) {
+        self.restart(nodes);
+        self.give(input);
+        for node in nodes {
+            self.up(node, &[]);
+        }
+        self.pass(1_000);
+    }
+}
+
+#[test]
+fn missing_names_fail_although_reports_are_lost() {
+    for (allows_missing, expected) in [(false, &["n0", "ghost"][..]), (true, &["n0"])] {
+        let (mut world, nodes) = fleet(2);
+        let wanted = |stored: Option<&ImagePrePullJobStatus>| {
+            let spec = json!({"allowMissingNodes": allows_missing, "suspend": true});
+            let named = json!({"nodeNames": ["n0", "n1", "ghost"], "failureTolerate": "1"});
+            with_spec(named, spec, 1, stored)
+        };
+        world.give(wanted(None));
+        world.hear(FleetEvent::NodeGone("n1".into()));
+        world.pass(5_000);
+        // As of a job with more nodes than a status shows.
+        let mut stored = world.status().clone();
+        stored.node_status.clear();
+        world.reports.clear();
+        world.lead_again(&nodes[..1], wanted(Some(&stored)));
+        world.pass(5_000);
+        let records = world.reports[&0].node_status.iter();
+        assert_eq!(records.map(|node| node.node_name.as_str()).collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn shown_nodes_stay_chosen_although_reports_are_lost() {
+    let (mut world, nodes) = fleet(2);
+    let wanted = |stored| job(json!({"nodeNames": nodes, "concurrency": 1}), 1, stored);
+    world.give(wanted(None));
+    world.pass(1_000);
+    world.reports.clear();
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.hear(FleetEvent::Node(NodeView { ready: false, ..edge("n1") }));
+    world.give(wanted(Some(&stored)));
+    world.pass(1_000);
+    assert_eq!(world.status().summary.desired, 2);
+}
+
+#[test]
+fn an_unreadable_jobs_reports_come_back_too() {
+    let (mut world, nodes) = fleet(1);
+    world.give(job(json!({"nodeNames": nodes}), 1, None));
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    let stored = ImagePrePullJobStatus { started_spec: String::new(), ..world.status().clone() };
+    world.reports.clear();
+    world.lead_again(&nodes, Input::Job(Err(unreadable(UID, 2, Some(&stored), "spec.retry: no integer"))));
+    world.pass(5_000);
+    assert_eq!((world.phase_of("n0"), world.taken()), (NodePhase::Successful, vec![]));
+}
+
+#[test]
+fn an_ended_status_outlasts_lost_reports() {
+    let (mut world, nodes) = fleet(2);
+    let wanted = |ttl: u32, stored| {
+        with_spec(template(&nodes), json!({"ttlSecondsAfterFinished": ttl}), i64::from(ttl), stored)
+    };
+    world.give(wanted(1_000, None));
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    let mut stored = world.status().clone();
+    stored.summary.desired = 300;
+    stored.failures_by_code = vec![FailureCount { code: FailureCode::Timeout, nodes: 7 }];
+    stored.removal = Some(RemovalStatus { removed: 3, ..RemovalStatus::default() });
+    stored.rollout = Some(RolloutStatus { step: 2, steps: 2, nodes: 300, paused_until: None });
+    let time = Some(Time(world.now));
+    let ended = RecheckStatus {
+        rounds: 1,
+        start_time: time.clone(),
+        completion_time: time,
+        ..RecheckStatus::default()
+    };
+    stored.recheck = Some(RecheckStatus { present: 290, ..ended });
+    stored.node_status.reverse();
+    world.lead_again(&nodes, wanted(1_001, Some(&stored)));
+    world.pass(5_000);
+    let after = world.status().clone();
+    let (started_spec, conditions) = (after.started_spec.clone(), after.conditions.clone());
+    let observed_generation = Some(1_001);
+    assert_eq!(after, ImagePrePullJobStatus { started_spec, conditions, observed_generation, ..stored });
+}
+
+#[test]
+fn only_a_following_jobs_pulls_take_up_nodes() {
+    let selected = json!({"labelSelector": {}, "concurrency": 10});
+    let spec = |follow, recheck| json!({"followNodes": follow, "recheck": recheck});
+    for (follow, has_ended, is_readable, desired) in
+        [(false, false, true, 1), (true, false, true, 2), (true, false, false, 2), (true, true, true, 1)]
+    {
+        let (mut world, mut nodes) = fleet(1);
+        world.give(with_spec(selected.clone(), spec(follow, 0), 1, None));
+        world.pass(1_000);
+        if has_ended {
+            world.all_end(&nodes, TaskOutcome::Succeeded);
+        }
+        let stored = world.status().clone();
+        nodes.push("new".to_owned());
+        let edited = if is_readable {
+            with_spec(selected.clone(), spec(follow, u32::from(has_ended)), 2, Some(&stored))
+        } else {
+            Input::Job(Err(unreadable(UID, 2, Some(&stored), "spec.retry: no integer")))
+        };
+        world.lead_again(&nodes, edited);
+        let status = world.status();
+        assert_eq!(
+            (status.phase, status.summary.desired),
+            (JobPhase::InProgress, desired),
+            "{follow} {has_ended} {is_readable}"
+        );
+    }
+}
+
+#[test]
+fn a_round_known_from_reports_restarts_its_waves() {
+    let (mut world, nodes) = fleet(4);
+    let wanted = |stored| {
+        let spec = json!({"rollout": {"steps": ["1", "100%"]}, "retry": 1});
+        with_spec(json!({"nodeNames": nodes, "concurrency": 4, "failureTolerate": "1"}), spec, 1, stored)
+    };
+    world.give(wanted(None));
+    world.pass(1_000);
+    world.all_end(&nodes[..1], TaskOutcome::Failed);
+    let stored = world.status().clone();
+    assert_eq!((stored.rollout.as_ref().unwrap().step, stored.retry), (2, 0));
+    world.all_end(&nodes[1..], TaskOutcome::Failed);
+    assert_eq!((world.status().retry, world.reports[&0].retry), (1, Some(1)));
+    // As if n0 had not started again when its leader died.
+    let record = &mut world.reports.get_mut(&0).unwrap().node_status[0];
+    (record.phase, record.start_time) = (NodePhase::Pending, None);
+    world.lead_again(&nodes, wanted(Some(&stored)));
+    assert_eq!((world.taken(), world.status().retry), (vec!["n0".to_owned()], 1));
+}
+
+#[test]
+fn a_report_that_is_behind_joins_its_round() {
+    let (mut world, nodes) = fleet(2);
+    let wanted = |stored| {
+        let named = json!({"nodeNames": ["n0", "n1", "ghost"], "concurrency": 2, "failureTolerate": "1"});
+        with_spec(named, json!({"retry": 1}), 1, stored)
+    };
+    world.give(wanted(None));
+    world.ends("n1", TaskOutcome::Failed);
+    world.pass(1_000);
+    let before = world.reports.clone();
+    world.ends("n0", TaskOutcome::Failed);
+    world.pass(1_000);
+    let stored = world.status().clone();
+    assert_eq!((stored.retry, before[&0].retry), (1, Some(0)));
+    world.reports = before;
+    world.lead_again(&nodes[..1], wanted(Some(&stored)));
+    // The Node of n1 is gone, and that of ghost has never been.
+    let phases = ["n0", "n1", "ghost"].map(|node| world.phase_of(node));
+    assert_eq!(phases, [NodePhase::InProgress, NodePhase::Unknown, NodePhase::Failure]);
+}
+
+#[test]
+fn an_ended_job_is_not_written_again() {
+    let (mut world, nodes) = fleet(1);
+    let wanted = |stored| {
+        with_spec(json!({"nodeNames": ["n0", "ghost"]}), json!({"allowMissingNodes": true}), 1, stored)
+    };
+    world.give(wanted(None));
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    let (stored, writes) = (world.status().clone(), world.writes);
+    assert_eq!(stored.summary.skipped, 1);
+    world.lead_again(&nodes, wanted(Some(&stored)));
+    world.pass(5_000);
+    assert_eq!(world.writes, writes);
+}
+
+#[test]
+fn a_refused_edit_is_announced_once() {
+    let (mut world, nodes) = fleet(1);
+    let wanted = |image, generation, stored: Option<&ImagePrePullJobStatus>| {
+        job(json!({"nodeNames": nodes, "images": [image]}), generation, stored)
+    };
+    world.give(wanted("app:1", 1, None));
+    world.pass(1_000);
+    for _leader in 0..2 {
+        let stored = world.status().clone();
+        world.lead_again(&nodes, wanted("app:2", 2, Some(&stored)));
+        world.pass(5_000);
+        assert_eq!(world.events, ["Started", "SpecChangeIgnored"]);
+    }
+}
+
+#[test]
+fn refused_overriders_concern_no_node() {
+    let overrider = json!([{"imagePrePullOverrider": {"nodeLabel": prepull_api::crd::EDGE_LABEL, "overriders": {
+        "imageOverriders": [{"component": "Tag", "operator": "replace", "value": "1.26"}],
+    }}}]);
+    let (mut world, nodes) = fleet(2);
+    let one_by_one = json!({"nodeNames": nodes, "concurrency": 1});
+    let edited =
+        |stored| with_spec(one_by_one.clone(), json!({"imagePrePullOverriders": overrider}), 2, stored);
+    world.give(job(one_by_one.clone(), 1, None));
+    world.give(edited(None));
+    world.pass(1_000);
+    assert_eq!(world.condition("Valid").0, "False");
+    let stored = world.status().clone();
+    world.lead_again(&nodes, edited(Some(&stored)));
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.pass(1_000);
+    assert_eq!(world.taken().last().unwrap(), "n1");
+    assert_eq!(world.pulls.last().unwrap(), "docker.io/library/nginx:1.25 ");
+}
