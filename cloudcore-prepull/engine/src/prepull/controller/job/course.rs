@@ -39,8 +39,8 @@ pub(super) struct Course {
     resumed: Option<Timestamp>,
     /// When a deletion that had no effect is asked for again.
     delete_again_at: Option<Timestamp>,
-    /// The status with which the job has ended, where reports of it are lost and the status doesn't show all nodes: it has
-    /// counted them.
+    /// The status with which the job has ended or is held, where reports of it are lost and the status doesn't show all
+    /// nodes: it has counted them.
     lost_reports_status: Option<Box<ImagePrePullJobStatus>>,
     /// Whether the run has had nodes that no record is left of.
     has_lost_records: bool,
@@ -119,6 +119,10 @@ impl Course {
 
     pub(super) fn has_lost_records(&self) -> bool {
         self.has_lost_records
+    }
+
+    pub(super) fn take_lost_reports_status(&mut self) -> Option<Box<ImagePrePullJobStatus>> {
+        self.lost_reports_status.take()
     }
 
     pub(super) fn lost_reports_status(&self) -> Option<&ImagePrePullJobStatus> {

@@ -181,6 +181,7 @@ impl PrepullJob {
         let was_held = self.is_held();
         self.spec.accept(spec);
         if was_held {
+            self.find_lost_nodes(&job, nodes);
             self.members.replan(Arc::new(job.clone()), nodes);
         }
         self.apply_settings(&job, was_held, effects);

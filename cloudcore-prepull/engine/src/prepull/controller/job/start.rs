@@ -29,6 +29,16 @@ use crate::shared::reasons;
 use crate::shared::writes::WritePace;
 
 impl PrepullJob {
+    /// A job that was held knows its spec again: the nodes that reports are lost of can be chosen.
+    pub(super) fn find_lost_nodes(&mut self, job: &ValidatedJob, nodes: &NodeViews) {
+        let Some(status) = self.course.take_lost_reports_status() else { return };
+        let known = self.members.rollout().records().map(|record| record.node_name.clone()).collect();
+        for record in lost_records(job, &status, known, nodes) {
+            self.members.rollout_mut().add(record);
+        }
+        self.output.shards.grow(self.members.rollout().len());
+    }
+
     /// A job that is new to this run of cloudcore. `reports`: those that the API server has of it.
     /// `report_capacity`: nodes in a further one, at most.
     pub(in crate::prepull::controller) fn load(
@@ -204,35 +214,24 @@ impl PrepullJob {
         }
         let StoredRecords { mut records, reports, nodes: mut stored_nodes, outdated, .. } = stored;
         let goes_on = !is_over || is_asked_again;
-        if has_lost_records && (job.is_some() || !goes_on) {
-            // What the status shows was chosen, whether or not it would be now. Of a job that is over it's the result as well,
-            // and all nodes unless the job is large.
-            let as_it_is: fn(&NodeStatus) -> NodeStatus =
-                if goes_on { chosen_again } else { NodeStatus::clone };
+        if has_lost_records && !goes_on {
+            // The status shows results, and all nodes unless the job is large.
             let shown = status.node_status.iter();
-            let shown = shown.filter(|node| stored_nodes.insert(node.node_name.clone()));
-            records.extend(shown.map(as_it_is));
+            records.extend(shown.filter(|node| stored_nodes.insert(node.node_name.clone())).cloned());
         }
-        if !goes_on && lacks_records(records.len()) {
+        if (!goes_on || job.is_none()) && lacks_records(records.len()) {
             self.course.keep_status(&status);
         }
         let mut plans = HashMap::new();
         if let Some(job) = job.as_ref().filter(|_| goes_on) {
             // Reports may be missing, and nodes may have joined since.
             let may_join = job.policy.follow_nodes && !rounds.rechecking && asked != RoundRequest::Recheck;
-            if has_lost_records || may_join {
-                let mut chosen = plan::select_nodes(job, nodes);
-                // A node that left the job is among the skipped ones.
-                let left: HashSet<_> = status.skipped_nodes.iter().map(|node| &node.node_name).collect();
-                let missing = chosen.take_missing().into_iter();
-                let missing = missing
-                    .filter(|node| !job.policy.allow_missing_nodes && !left.contains(&node.0))
-                    .filter(|node| !stored_nodes.contains(&node.0));
-                let new = chosen.eligible.into_iter().filter(|node| !stored_nodes.contains(&node.0));
+            if has_lost_records {
+                records.extend(lost_records(job, &status, stored_nodes, nodes));
+            } else if may_join {
+                let chosen = plan::select_nodes(job, nodes).eligible.into_iter();
+                let new = chosen.filter(|node| !stored_nodes.contains(&node.0));
                 records.extend(new.map(|node| fresh_record(&node)));
-                if has_lost_records {
-                    records.extend(missing.map(|node| missing_record(&node)));
-                }
             }
             plans = self::plan_nodes(job, &records, nodes);
         }
@@ -297,6 +296,26 @@ fn node_exists(record: &NodeStatus, nodes: &NodeViews) -> bool {
 fn chosen_again(shown: &NodeStatus) -> NodeStatus {
     let node = NodeName(shown.node_name.clone());
     if is_missing(shown) { missing_record(&node) } else { fresh_record(&node) }
+}
+
+/// The records of a job that goes on, beside those of the nodes that are known, where reports are lost. What the status
+/// shows was chosen, whether or not it would be now.
+fn lost_records(
+    job: &ValidatedJob,
+    status: &ImagePrePullJobStatus,
+    mut known: HashSet<String>,
+    nodes: &NodeViews,
+) -> Vec<NodeStatus> {
+    let shown = status.node_status.iter().filter(|node| known.insert(node.node_name.clone()));
+    let mut records: Vec<_> = shown.map(chosen_again).collect();
+    let mut chosen = plan::select_nodes(job, nodes);
+    // A node that left the job is among the skipped ones.
+    let left: HashSet<_> = status.skipped_nodes.iter().map(|node| &node.node_name).collect();
+    let missing = chosen.take_missing().into_iter();
+    let missing = missing.filter(|node| !job.policy.allow_missing_nodes && !left.contains(&node.0));
+    records.extend(chosen.eligible.iter().filter(|node| !known.contains(&node.0)).map(fresh_record));
+    records.extend(missing.filter(|node| !known.contains(&node.0)).map(|node| missing_record(&node)));
+    records
 }
 
 /// What an earlier run of cloudcore carried out, if that is known and makes sense.

@@ -30,6 +30,34 @@ fn the_accepted_spec_is_written_before_starts() {
 }
 
 #[test]
+fn a_held_job_pulls_on_all_nodes_once_undone() {
+    for (shown, leaders) in [(1, 0), (0, 0), (0, 1)] {
+        let (mut world, nodes) = fleet(3);
+        world.answers = false;
+        world.give(job(template(&nodes), 1, None));
+        let mut stored = world.status().clone();
+        stored.node_status.truncate(shown);
+        (world.answers, world.unanswered) = (true, Vec::new());
+        // No report has been made, and of the names that were edited the status doesn't show all.
+        for leader in 0..=leaders {
+            world.restart(&nodes);
+            for node in &nodes {
+                world.up(node, &[]);
+            }
+            world.give(job(template(&nodes[..1]), 2 + leader, Some(&stored)));
+            world.pass(1_000);
+            assert_eq!((world.taken().len(), world.status().summary.desired), (0, 3));
+            stored = world.status().clone();
+        }
+        world.give(job(template(&nodes), 4, None));
+        world.pass(1_000);
+        let status = world.status();
+        assert_eq!((status.phase, status.summary.desired), (JobPhase::InProgress, 3), "{}", status.reason);
+        assert_eq!((world.taken().len(), world.status().node_status.len()), (3, 3));
+    }
+}
+
+#[test]
 fn a_nodes_time_begins_when_recorded() {
     let (mut world, nodes) = fleet(2);
     world.api_up = false;
