@@ -307,7 +307,8 @@ impl TrackerTurn<'_> {
             (
                 !of.may_carry(now),
                 lost,
-                !of.is_source(now),
+                // Barred holders too: otherwise nodes that complain about others would come before them.
+                !of.serves_now(),
                 of.trust.loner_until > now,
                 std::cmp::Reverse(book.done_of(*id)),
                 of.carries,
