@@ -365,3 +365,19 @@ fn a_lone_lease_is_looked_at_when_it_ends() {
     let looks = story.count_looks(50);
     assert!(looks < 20, "{looks}");
 }
+
+#[test]
+fn a_lone_lease_has_its_minute() {
+    let mut story = Story::of(&["a", "b", "c", "d"]);
+    for (node, of) in [("a", 10..13), ("b", 20..23)] {
+        of.for_each(|of| story.want(node, &of.to_string()));
+    }
+    assert_eq!(story.hear().len(), 6);
+    for node in ["c", "d"] {
+        story.want(node, "3");
+    }
+    for (seconds, is_carried) in [(50, false), (15, true)] {
+        let heard = story.hear_in(seconds);
+        assert_eq!(heard.iter().any(|line| line.ends_with(" 3: carry")), is_carried, "{heard:?}");
+    }
+}
