@@ -233,11 +233,14 @@ impl PrepullJob {
         has_left
     }
 
+    /// Whether nodes that are new or changed may join.
+    fn takes_nodes(&self) -> bool {
+        self.course.is_running() && !self.course.is_rechecking() && self.course.policy().follow_nodes
+    }
+
     /// A node is new or changed: it joins if the job wants that. Returns whether it did.
     pub(super) fn add_if_chosen(&mut self, node: &NodeView) -> bool {
-        let may_join =
-            self.course.is_running() && !self.course.is_rechecking() && self.course.policy().follow_nodes;
-        let joins = may_join && self.members.add_if_chosen(node);
+        let joins = self.takes_nodes() && self.members.add_if_chosen(node);
         if joins {
             self.output.shards.grow(self.members.rollout().len());
             self.output.touch_status(WritePace::Soon);

@@ -199,8 +199,10 @@ impl PrepullJob {
             RoundRequest::Retry => self.start_requested_round(job, nodes, effects),
             RoundRequest::Recheck => self.start_requested_recheck(job, nodes, effects),
         }
-        for node in nodes.values() {
-            self.add_if_chosen(node);
+        if self.takes_nodes() {
+            for node in nodes.values() {
+                self.add_if_chosen(node);
+            }
         }
     }
 
