@@ -12,7 +12,7 @@ use crate::shared::pacing::{Moment, OWN_WINDOWS};
 
 impl Rollout {
     /// The node's edge reports the clock that its time is counted by. It may not extend the time of a running task:
-    /// while a node is in progress, a change that lengthens that doesn't count.
+    /// while a node is in progress, a change that lengthens it doesn't count.
     pub fn set_clock(&mut self, node: &NodeName, clock: &NodeClock) {
         let Some(&at) = self.index.get(node) else { return };
         let known = self.clock_in_force(at);
