@@ -65,13 +65,15 @@ fn only_jobs_that_select_by_pods_need_them() {
     let now = Timestamp::UNIX_EPOCH;
     let mut engine = Engine::with_kruise(Selector::parse("edge").unwrap());
     assert!(!engine.needs_pods());
-    let job = serde_json::from_value(json!({
-        "metadata": { "name": "job", "namespace": "team", "uid": "uid", "generation": 1 },
-        "spec": { "image": "a:1", "podSelector": { "matchLabels": { "app": "web" } } },
-    }));
-    let job = jobs::Input::PullJob(Ok(job.unwrap()));
-    engine.handle(kruise::Input::Job(job).into(), now);
-    assert!(engine.needs_pods());
+    for (generation, nodes, needs_pods) in [(1, "selector", false), (2, "podSelector", true)] {
+        let job = serde_json::from_value(json!({
+            "metadata": { "name": "job", "namespace": "team", "uid": "uid", "generation": generation },
+            "spec": { "image": "a:1", nodes: { "matchLabels": { "app": "web" } } },
+        }));
+        let job = jobs::Input::PullJob(Ok(job.unwrap()));
+        engine.handle(kruise::Input::Job(job).into(), now);
+        assert_eq!(engine.needs_pods(), needs_pods);
+    }
 }
 
 #[test]

@@ -199,11 +199,6 @@ mod tests {
     use crate::fleet::session::{SessionEvent, SessionId};
     use crate::shared::outcomes::DispatchOutcome;
 
-    fn job(spec: &serde_json::Value) -> Input {
-        let job = json!({"metadata": {"namespace": "team", "name": "job", "uid": "job"}, "spec": spec});
-        Input::Job(jobs::Input::PullJob(Ok(serde_json::from_value(job).unwrap())))
-    }
-
     /// The node's NodeImage has been written.
     fn written(version: &str, spec: NodeImageSpec) -> Input {
         let mut object = NodeImage::new("edge-1", spec);
@@ -222,11 +217,15 @@ mod tests {
         kruise.note_fleet_event(FleetEvent::Nodes(vec![view]), now);
         let up = SessionEvent::Up { node: node.clone(), session, hello: Box::default() };
         kruise.note_fleet_event(FleetEvent::Session(up), now);
+        let job = json!({
+            "metadata": {"namespace": "team", "name": "job", "uid": "job"}, "spec": {"image": "nginx:1"},
+        });
+        let job = Ok(serde_json::from_value(job).unwrap());
         for input in [
             Input::Node(node_images::Input::NodeImages(Vec::new())),
             Input::Job(jobs::Input::PullJobs(Vec::new())),
             Input::Job(jobs::Input::ListJobs(Vec::new())),
-            job(&json!({"image": "nginx:1"})),
+            Input::Job(jobs::Input::PullJob(job)),
         ] {
             kruise.handle(input, now);
         }
@@ -250,17 +249,5 @@ mod tests {
         let sent = node_images::Input::Dispatched { node: node.clone(), task: task.clone(), outcome, keys };
         kruise.handle(Input::Node(sent), now);
         assert_eq!(kruise.image_of(&node, &task).as_deref(), Some("docker.io/library/nginx:1"));
-    }
-
-    #[test]
-    fn pods_are_needed_by_jobs_that_select_them() {
-        let mut kruise = Kruise::new(Selector::default());
-        for (nodes, needs_pods) in [("selector", false), ("podSelector", true)] {
-            kruise.handle(
-                job(&json!({"image": "nginx", nodes: {"matchLabels": {"a": "b"}}})),
-                Timestamp::UNIX_EPOCH,
-            );
-            assert_eq!(kruise.needs_pods(), needs_pods);
-        }
     }
 }

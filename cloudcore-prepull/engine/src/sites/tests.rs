@@ -59,6 +59,16 @@ impl Story {
         story
     }
 
+    /// Nodes a and b carry six blobs that no other node wants, and there are c and d.
+    fn of_full_lanes() -> Self {
+        let mut story = Self::of(&["a", "b", "c", "d"]);
+        for (node, of) in [("a", 10..13), ("b", 20..23)] {
+            of.for_each(|of| story.want(node, &of.to_string()));
+        }
+        assert_eq!(story.hear().len(), 6);
+        story
+    }
+
     fn gather(&mut self, nodes: &[&str]) {
         for node in nodes {
             self.place(node, "factory");

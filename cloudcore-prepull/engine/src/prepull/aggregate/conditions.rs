@@ -45,7 +45,7 @@ pub enum OtherSpec {
 }
 
 /// The facts behind the conditions of a job.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Situation<'a> {
     /// The phase of the job.
     pub phase: JobPhase,
@@ -203,17 +203,7 @@ mod tests {
 
     /// A job at work.
     fn working() -> Situation<'static> {
-        Situation {
-            phase: JobPhase::InProgress,
-            started: true,
-            suspended: false,
-            paused: false,
-            ended_as: None,
-            refusal: None,
-            other: None,
-            warning: None,
-            reason: "",
-        }
+        Situation { phase: JobPhase::InProgress, started: true, ..Situation::default() }
     }
 
     fn shown<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {

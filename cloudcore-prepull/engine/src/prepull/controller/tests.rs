@@ -18,7 +18,6 @@ mod edits;
 mod events;
 mod kinds;
 mod late;
-mod leaders;
 mod leaving;
 mod left_out;
 mod loads;
@@ -75,6 +74,8 @@ struct World {
     /// The secrets of each image of each dispatch.
     used_secrets: Vec<String>,
     events: Vec<&'static str>,
+    /// Of each reason the last event: whether it's a warning, and its note.
+    notes: BTreeMap<&'static str, (bool, String)>,
     writes: usize,
     /// Of each dispatch, the time that was left.
     remaining: Vec<Duration>,
@@ -111,6 +112,7 @@ impl World {
             dispatched: Vec::new(),
             used_secrets: Vec::new(),
             events: Vec::new(),
+            notes: BTreeMap::new(),
             writes: 0,
             remaining: Vec::new(),
             api_up: true,
@@ -162,7 +164,10 @@ impl World {
             for action in actions {
                 match action {
                     Action::Send(node, message) => self.sent.push((node, message)),
-                    Action::Event(event) => self.events.push(event.reason),
+                    Action::Event(event) => {
+                        self.events.push(event.reason);
+                        self.notes.insert(event.reason, (event.warning, event.note));
+                    }
                     Action::Dispatch(order) => {
                         self.dispatched.push(order.node.clone());
                         self.there.push(order.there.clone());

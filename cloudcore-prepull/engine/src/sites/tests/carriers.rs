@@ -368,11 +368,7 @@ fn a_lone_lease_is_looked_at_when_it_ends() {
 
 #[test]
 fn a_lone_lease_has_its_minute() {
-    let mut story = Story::of(&["a", "b", "c", "d"]);
-    for (node, of) in [("a", 10..13), ("b", 20..23)] {
-        of.for_each(|of| story.want(node, &of.to_string()));
-    }
-    assert_eq!(story.hear().len(), 6);
+    let mut story = Story::of_full_lanes();
     for node in ["c", "d"] {
         story.want(node, "3");
     }

@@ -176,11 +176,7 @@ fn an_unconfirmed_lease_lasts_by_the_uplink() {
 
 #[test]
 fn lone_leases_give_way_to_several_nodes() {
-    let mut story = Story::of(&["a", "b", "c", "d"]);
-    for (node, of) in [("a", 10..13), ("b", 20..23)] {
-        of.for_each(|of| story.want(node, &of.to_string()));
-    }
-    assert_eq!(story.hear().len(), 6);
+    let mut story = Story::of_full_lanes();
     story.want("c", "3");
     assert!(
         story.hear_in(120).iter().all(|line| line == "c 3: wait"),

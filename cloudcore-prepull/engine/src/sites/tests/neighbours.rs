@@ -207,19 +207,25 @@ fn waiting_nodes_get_reminders() {
     assert!(story.sites.by_name.is_empty() && story.sites.next_wakeup().is_none());
 }
 
+/// Node b has asked a eleven times, which was busy, and has got as many bytes each time.
+fn after_a_busy_minute(done: u64) -> Story {
+    let mut story = Story::of(&["a", "b"]);
+    story.have_proven("a", "1");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: a"]);
+    for _ in 0..11 {
+        story.blame("b", "1", "a", PeerFault::Busy);
+        assert!(story.hear_in(4).iter().all(|line| line == "b 1: wait"));
+        assert_eq!(story.hear_in(2), ["b 1: a"]);
+        story.fetch("b", "1", done);
+    }
+    story
+}
+
 #[test]
 fn a_busy_neighbour_is_awaited_for_a_minute() {
     for (done, direction) in [(0, "alone: it reaches no"), (1, "wait")] {
-        let mut story = Story::of(&["a", "b"]);
-        story.have_proven("a", "1");
-        story.want("b", "1");
-        assert_eq!(story.hear(), ["b 1: a"]);
-        for _ in 0..11 {
-            story.blame("b", "1", "a", PeerFault::Busy);
-            assert!(story.hear_in(4).iter().all(|line| line == "b 1: wait"));
-            assert_eq!(story.hear_in(2), ["b 1: a"]);
-            story.fetch("b", "1", done);
-        }
+        let mut story = after_a_busy_minute(done);
         story.blame("b", "1", "a", PeerFault::Busy);
         assert_eq!(story.hear(), [format!("b 1: {direction}")], "with {done} bytes");
     }
@@ -228,15 +234,7 @@ fn a_busy_neighbour_is_awaited_for_a_minute() {
 #[test]
 fn a_busy_neighbour_is_awaited_again_after_five_minutes() {
     for (pause, expected) in [(290, "b 1: alone: it reaches no"), (300, "b 1: wait")] {
-        let mut story = Story::of(&["a", "b"]);
-        story.have_proven("a", "1");
-        story.want("b", "1");
-        assert_eq!(story.hear(), ["b 1: a"]);
-        for _ in 0..11 {
-            story.blame("b", "1", "a", PeerFault::Busy);
-            assert!(story.hear_in(4).iter().all(|line| line == "b 1: wait"));
-            assert_eq!(story.hear_in(2), ["b 1: a"]);
-        }
+        let mut story = after_a_busy_minute(0);
         story.say("b", &[("1", 10 * MIB, BlobState::Dropped, 0)]);
         story.hear_in(pause);
         story.want("b", "1");

@@ -13,18 +13,14 @@ fn end_of(cancel: bool, outcomes: &[TaskOutcome]) -> (bool, &'static str, String
     world.give(of(false, 1));
     world.pass(1_000);
     for (node, outcome) in nodes.iter().zip(outcomes) {
-        let (session, message) = (SessionId(world.sessions), EdgeMessage::Result(result(*outcome)));
-        let event = SessionEvent::Message { node: node.as_str().into(), session, message };
-        world.controller.note_fleet_event(FleetEvent::Session(event), world.now);
+        world.ends(node, *outcome);
     }
     if cancel {
-        world.controller.handle(of(true, 2), world.now);
+        world.give(of(true, 2));
     }
-    let events = world.controller.flush(world.now).into_iter().filter_map(|action| match action {
-        Action::Event(event) => Some((event.warning, event.reason, event.note)),
-        _ => None,
-    });
-    events.last().unwrap()
+    let reason = world.events.last().unwrap();
+    let (warns, note) = world.notes[reason].clone();
+    (warns, reason, note)
 }
 
 #[test]

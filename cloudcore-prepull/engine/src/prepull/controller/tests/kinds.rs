@@ -18,13 +18,8 @@ fn the_beginning_says_what_the_job_does() {
         (json!({"nodeNames": ["a"], "images": ["agent:1"], "upgrade": {}}), "upgrade of 1 node, 0 skipped"),
     ] {
         let mut world = World::new(&["a"]);
-        world.controller.handle(job(template, 1, None), world.now);
-        let actions = world.controller.flush(world.now);
-        let started = actions.iter().find_map(|action| match action {
-            Action::Event(event) if event.reason == "Started" => Some(event.note.as_str()),
-            _ => None,
-        });
-        assert_eq!(started, Some(note));
+        world.give(job(template, 1, None));
+        assert_eq!(world.notes["Started"].1, note);
     }
 }
 

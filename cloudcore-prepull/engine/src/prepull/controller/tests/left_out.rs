@@ -147,15 +147,8 @@ fn the_event_of_a_failed_node_says_why() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
     world.give(on(&["a"]));
-    let (session, message) = (SessionId(1), EdgeMessage::Result(result(TaskOutcome::Failed)));
-    let event = SessionEvent::Message { node: "a".into(), session, message };
-    world.controller.note_fleet_event(FleetEvent::Session(event), world.now);
-    let actions = world.controller.flush(world.now);
-    let note = |action: &Action| match action {
-        Action::Event(event) if event.reason == "NodeFailed" => Some(event.note.clone()),
-        _ => None,
-    };
-    assert_eq!(actions.iter().find_map(note).unwrap(), "a: Other: nginx:1.25: wrong password");
+    world.ends("a", TaskOutcome::Failed);
+    assert_eq!(world.notes["NodeFailed"].1, "a: Other: nginx:1.25: wrong password");
 }
 
 #[test]
