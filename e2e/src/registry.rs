@@ -158,6 +158,16 @@ impl Registry {
         self.place.share_registry_hosts()
     }
 
+    /// Makes the machines of this test send a credential of their own to the registry at this address, by `hosts.toml`.
+    pub fn route_with_credential(&self, to: SocketAddr) -> Result<()> {
+        let host = format!(
+            "[host.\"http://{to}\"]\ncapabilities = [\"pull\", \"resolve\"]\n\
+             [host.\"http://{to}\".header]\nauthorization = \"Basic b3duOnNlY3JldA==\"\n"
+        );
+        write_hosts_with(&self.place.registry_hosts(), &self.host, to, self.ca.as_deref(), &host)?;
+        self.place.share_registry_hosts()
+    }
+
     /// Makes the containerds of this test ask a mirror first, and then the registry at the address `to`.
     pub fn route_by_mirror(&self, mirror: SocketAddr, to: SocketAddr) -> Result<()> {
         let mirror = format!("[host.\"http://{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");

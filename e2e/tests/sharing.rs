@@ -287,3 +287,16 @@ async fn an_image_elsewhere_opens_no_private_layer() -> Result<()> {
     ensure!(served < 1.0, "{served} bytes of another repository's layers were served");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_boxs_own_credential_shares_no_layer() -> Result<()> {
+    let boxes = Boxes::start(&sharing(2, FAST)).await?;
+    boxes.send_credential()?;
+    for node in ["edge-1", "edge-2"] {
+        let job = boxes.cluster.job(node).images([&boxes.reference]).on([node]);
+        let status = job.completes().await?;
+        let bytes = status.image(node, &boxes.reference).and_then(|image| image.bytes.clone());
+        assert_eq!(bytes.context("no bytes")?.from_peers, None, "{node}");
+    }
+    Ok(())
+}

@@ -110,6 +110,11 @@ impl Boxes {
         self.make_box(&format!("edge-{number}"), Vlan::Office, |start, _| Ok(start)).await
     }
 
+    /// Has the boxes send a credential of their own to the registry, by `hosts.toml`.
+    pub fn send_credential(&self) -> Result<()> {
+        self.registry.route_with_credential(self.upstream)
+    }
+
     /// Adds a box that differs from the others to the site, and waits until it's connected.
     pub async fn add(
         &mut self,
