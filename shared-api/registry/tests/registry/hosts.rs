@@ -121,7 +121,9 @@ async fn docker_certificates_count_without_hosts_toml() {
     std::fs::write(dir.join("client.key"), key).unwrap();
     std::fs::write(dir.join("ca.crt"), authority.0.pem()).unwrap();
     let image = format!("{}/team/app:v1", closed.at);
-    repository(&client(hosts.path()), &image, None).resolve().await.unwrap();
+    let repository = repository(&client(hosts.path()), &image, None);
+    repository.resolve().await.unwrap();
+    assert!(repository.has_machine_credential());
 }
 
 #[tokio::test]
