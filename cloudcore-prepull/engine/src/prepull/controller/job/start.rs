@@ -293,7 +293,7 @@ fn node_exists(record: &NodeStatus, nodes: &NodeViews) -> bool {
 }
 
 /// The record of a chosen node without a report.
-fn chosen_again(shown: &NodeStatus) -> NodeStatus {
+pub(super) fn chosen_again(shown: &NodeStatus) -> NodeStatus {
     let node = NodeName(shown.node_name.clone());
     if is_missing(shown) { missing_record(&node) } else { fresh_record(&node) }
 }

@@ -3,11 +3,13 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::remove::RemovalStatus;
-use prepull_api::crd::status::{ImagePrePullJobStatus, MAX_NODES_IN_STATUS};
+use prepull_api::crd::status::{ImagePrePullJobStatus, MAX_NODES_IN_STATUS, NodeStatus, Summary};
+use prepull_api::task::NodeName;
 use prepull_api::wire::truncate_reason;
 
 use super::PrepullJob;
 use super::course::reason_with_refusal;
+use super::start::chosen_again;
 use crate::prepull::aggregate::{self, OtherSpec, Situation};
 use crate::prepull::plan;
 
@@ -21,10 +23,28 @@ impl PrepullJob {
         Some(sum)
     }
 
+    /// Counts the nodes of a held job that reports are lost of. Returns those that its status has shown.
+    fn count_lost_nodes(&self, summary: &mut Summary) -> Vec<NodeStatus> {
+        let kept = self.course.lost_reports_status().filter(|kept| kept.completion_time.is_none());
+        let Some(kept) = kept else { return Vec::new() };
+        let rollout = self.members.rollout();
+        let is_lost = |node: &&NodeStatus| rollout.position(&NodeName(node.node_name.clone())).is_none();
+        let shown: Vec<_> = kept.node_status.iter().filter(is_lost).map(chosen_again).collect();
+        for node in &shown {
+            summary.desired += 1;
+            *aggregate::in_phase(summary, node.phase) += 1;
+        }
+        let others = kept.summary.desired.saturating_sub(summary.desired);
+        summary.desired += others;
+        summary.pending += others;
+        shown
+    }
+
     pub(super) fn status(&self, now: Timestamp) -> ImagePrePullJobStatus {
         let (course, rollout) = (&self.course, self.members.rollout());
         let mut summary = rollout.summary().clone();
         summary.skipped = self.members.skipped_total();
+        let lost = self.count_lost_nodes(&mut summary);
         let warning = self.members.accepted_job().and_then(plan::self_assigned_labels);
         let warning = warning.as_deref().map(truncate_reason);
         let is_other = course.has_begun() && !course.ended_as_cancelled() && self.spec.is_other();
@@ -57,10 +77,11 @@ impl PrepullJob {
             spec_hash: self.spec.hash().to_owned(),
             started_spec: self.spec.stored().to_owned(),
             conditions: aggregate::conditions(&situation, self.output.conditions(), generation, now),
-            node_status: aggregate::shown_nodes(rollout.records()),
+            node_status: aggregate::shown_nodes(rollout.records().chain(&lost)),
             skipped_nodes: self.members.skipped().iter().take(MAX_NODES_IN_STATUS).cloned().collect(),
         };
-        let Some(ended) = course.lost_reports_status().cloned() else { return status };
+        let kept = course.lost_reports_status().filter(|kept| kept.completion_time.is_some());
+        let Some(ended) = kept.cloned() else { return status };
         ImagePrePullJobStatus {
             summary: ended.summary,
             failures_by_code: ended.failures_by_code,

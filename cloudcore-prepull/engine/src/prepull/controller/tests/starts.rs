@@ -58,6 +58,26 @@ fn a_held_job_pulls_on_all_nodes_once_undone() {
 }
 
 #[test]
+fn a_held_jobs_status_counts_what_happens() {
+    let (mut world, nodes) = fleet(3);
+    let template = |nodes: &[String]| json!({"nodeNames": nodes, "concurrency": 1});
+    world.give(job(template(&nodes), 1, None));
+    world.pass(5_000);
+    let mut stored = world.status().clone();
+    stored.node_status.remove(1);
+    world.reports.get_mut(&0).unwrap().node_status.truncate(1);
+    world.restart(&nodes);
+    world.give(job(template(&nodes[..1]), 2, Some(&stored)));
+    world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.pass(60_000);
+    let Summary { desired, successful, pending, in_progress, .. } = world.status().summary;
+    assert_eq!((desired, successful, pending, in_progress), (3, 1, 2, 0));
+    let shown = world.status().node_status.iter().map(|node| (node.node_name.as_str(), node.phase));
+    assert_eq!(shown.collect::<Vec<_>>(), [("n0", NodePhase::Successful), ("n2", NodePhase::Pending)]);
+}
+
+#[test]
 fn a_nodes_time_begins_when_recorded() {
     let (mut world, nodes) = fleet(2);
     world.api_up = false;
