@@ -295,7 +295,7 @@ async fn a_boxs_own_credential_shares_no_layer() -> Result<()> {
     for node in ["edge-1", "edge-2"] {
         let job = boxes.cluster.job(node).images([&boxes.reference]).on([node]);
         let status = job.completes().await?;
-        let bytes = status.image(node, &boxes.reference).and_then(|image| image.bytes.clone());
+        let bytes = status.image(node, &boxes.reference).and_then(|image| image.bytes);
         assert_eq!(bytes.context("no bytes")?.from_peers, None, "{node}");
     }
     Ok(())
