@@ -11,6 +11,11 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 /// A connection that something relays into a virtual machine, as on WSL, comes from root, who may do everything as it is.
 const ROOT: u32 = 0;
+/// The state of a socket whose program could still read our answer. After it has closed the socket, the kernel names root as
+/// its user.
+const ESTABLISHED: &str = "01";
+/// The inode of a socket that no program has.
+const NO_INODE: &str = "0";
 
 /// Whether the program that connects from `peer` to `server` is of our own user, or of root. `true` where the machine has no
 /// such tables.
@@ -27,8 +32,12 @@ fn owner_of(table: &str, local: SocketAddrV4, remote: SocketAddrV4) -> Option<u3
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let is_it = parse(fields.next()?)? == local && parse(fields.next()?)? == remote;
-        // After the state, the queues, the timer and the retransmissions.
-        is_it.then(|| fields.nth(4)?.parse().ok()).flatten()
+        let is_open = fields.next()? == ESTABLISHED;
+        // After the queues, the timer and the retransmissions.
+        let user = fields.nth(3)?.parse().ok()?;
+        // After the time-out.
+        let is_held = fields.nth(1)? != NO_INODE;
+        (is_it && is_open && is_held).then_some(user)
     })
 }
 
@@ -60,6 +69,18 @@ mod tests {
         assert!(!is_own_user(([127, 0, 0, 1], 1).into(), server), "nothing connects from there");
     }
 
+    #[test]
+    fn a_connection_its_program_has_closed_is_none() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let server = listener.local_addr().unwrap();
+        let connection = TcpStream::connect(server).unwrap();
+        let accepted = listener.accept().unwrap();
+        let peer = connection.local_addr().unwrap();
+        drop(connection);
+        assert!(!is_own_user(peer, server), "the kernel names root as the user of what is left of it");
+        drop(accepted);
+    }
+
     #[cfg(target_endian = "little")]
     #[test]
     fn the_user_of_a_socket_is_read() {
@@ -74,9 +95,17 @@ mod tests {
         let other = format!(
             "{head}   0: 00000000000000000000000001000000:9C40 00000000000000000000000001000000:1F90 01 {rest}"
         );
-        for (table, owner) in
-            [(four.as_str(), Some(1000)), (&six, Some(1000)), (&other, None), (head, None), ("x", None)]
-        {
+        let closed = four.replace(" 01 ", " 05 ").replace(" 1000 ", " 0 ");
+        let orphan = four.replace(" 1000 ", " 0 ").replace(" 4242 ", " 0 ");
+        for (table, owner) in [
+            (four.as_str(), Some(1000)),
+            (&six, Some(1000)),
+            (&other, None),
+            (&closed, None),
+            (&orphan, None),
+            (head, None),
+            ("x", None),
+        ] {
             assert_eq!(owner_of(table, at(40_000), at(8080)), owner, "{table}");
         }
         assert_eq!(owner_of(&four, at(8080), at(40_000)), None, "the other direction");
