@@ -2,15 +2,35 @@
 
 const base = new URL(".", location.href).pathname;
 
-/** Opens a stream; `handlers` by the name of its events. `lost` hears whether the stream is broken. Returns what closes it. */
+/**
+ * Opens a stream; `handlers` by the name of its events. `lost` hears whether the stream is broken. Returns what closes it.
+ * A tab that isn't shown has no stream: a browser keeps six connections to one server for all of its tabs, and those who
+ * would ask or act would wait for one. A new stream begins with everything.
+ */
 export function follow(path, handlers, lost) {
-  const source = new EventSource(base + path);
-  for (const [name, handle] of Object.entries(handlers)) {
-    source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
-  }
-  source.onopen = () => lost(false);
-  source.onerror = () => lost(true);
-  return () => source.close();
+  let source = null;
+  const open = () => {
+    source = new EventSource(base + path);
+    for (const [name, handle] of Object.entries(handlers)) {
+      source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
+    }
+    source.onopen = () => lost(false);
+    source.onerror = () => lost(true);
+  };
+  const close = () => {
+    source?.close();
+    source = null;
+  };
+  const look = () => {
+    if (document.hidden) close();
+    else if (!source) open();
+  };
+  document.addEventListener("visibilitychange", look);
+  look();
+  return () => {
+    document.removeEventListener("visibilitychange", look);
+    close();
+  };
 }
 
 export async function ask(path) {
