@@ -39,6 +39,14 @@ pub(crate) fn print_object<T: Serialize>(object: &T, output: DocumentFormat) -> 
     print(&format!("{}\n", text.trim_end()))
 }
 
+/// Prints what stands between two documents of one output: values of JSON need nothing.
+pub(crate) fn print_separator(output: DocumentFormat) -> anyhow::Result<()> {
+    match output {
+        DocumentFormat::Json => Ok(()),
+        DocumentFormat::Yaml => print("---\n"),
+    }
+}
+
 /// Escapes what a terminal would act on. It can only be within strings, so the values stay the same.
 fn escape_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());

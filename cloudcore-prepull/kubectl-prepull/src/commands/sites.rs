@@ -11,7 +11,7 @@ use prepull_api::edges::sites::{SiteList, SiteQuery};
 
 use crate::cluster::Cluster;
 use crate::edges::read_sites;
-use crate::output::{OutputFormat, print, print_object};
+use crate::output::{OutputFormat, print, print_object, print_separator};
 use crate::problem;
 use crate::progress::follow::run_bounded;
 use crate::screen::{Screen, sanitize_line};
@@ -110,6 +110,9 @@ async fn watch_sites(
             ));
             bar.tick();
         } else if shown.as_ref() != Some(&list) {
+            if let (Some(_), Some(format)) = (&shown, session.global.output.and_then(OutputFormat::format)) {
+                print_separator(format)?;
+            }
             print_sites(session, args, &list)?;
             shown = Some(list.clone());
         }

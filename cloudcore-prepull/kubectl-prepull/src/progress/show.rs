@@ -7,7 +7,7 @@ use super::lines::Lines;
 use super::render::render_view;
 use super::view::JobView;
 use crate::output::OutputFormat;
-use crate::output::{DocumentFormat, print, print_object};
+use crate::output::{DocumentFormat, print, print_object, print_separator};
 use crate::problem;
 use crate::screen::Screen;
 use crate::session::{CommandOutcome, Session};
@@ -25,6 +25,7 @@ pub(crate) struct Show {
 enum ShowMode {
     Bars(ProgressBar),
     Lines(Lines),
+    /// With what was printed last, without its clock.
     Documents(DocumentFormat, Option<Box<JobView>>),
     /// Nothing but the name, at the end.
     Name,
@@ -75,10 +76,14 @@ impl Show {
                 if lines.is_empty() { Ok(()) } else { print(&format!("{}\n", lines.join("\n"))) }
             }
             ShowMode::Documents(format, last) => {
-                if last.as_deref() == Some(view) {
+                let still = view.without_clock();
+                if last.as_deref() == Some(&still) {
                     return Ok(());
                 }
-                *last = Some(Box::new(view.clone()));
+                if last.is_some() {
+                    print_separator(*format)?;
+                }
+                *last = Some(Box::new(still));
                 print_object(view, *format)
             }
             ShowMode::Name => Ok(()),

@@ -289,3 +289,13 @@ fn an_ended_job_has_no_waiting_nodes() {
     let text = render_view(&JobView::new(&ended, &tally, None, after(9)), Screen::plain(80), false);
     assert!(!text.contains("retry"), "{text}");
 }
+
+#[test]
+fn time_alone_is_no_news() {
+    let view = |at| {
+        let summary = Summary { desired: 3, in_progress: 3, ..Summary::default() };
+        JobView::new(&job(JobPhase::InProgress, summary), &Tally::default(), None, after(at))
+    };
+    assert_ne!(view(60), view(61));
+    assert_eq!(view(60).without_clock(), view(61).without_clock());
+}

@@ -156,6 +156,16 @@ pub(crate) struct JobPace {
 }
 
 impl JobView {
+    /// The view without what changes although nothing happens: two of the same are the same news.
+    pub(crate) fn without_clock(&self) -> Self {
+        let mut still = self.clone();
+        (still.seconds, still.seconds_left, still.bytes_per_second) = (None, None, None);
+        if let Some(wave) = &mut still.wave {
+            wave.paused_seconds = None;
+        }
+        still
+    }
+
     /// Makes the view. `pace`: what was observed; without it, the average since the start counts.
     pub(crate) fn new(job: &ImagePrePullJob, tally: &Tally, pace: Option<JobPace>, now: Timestamp) -> Self {
         let status = job.status.clone().unwrap_or_default();
