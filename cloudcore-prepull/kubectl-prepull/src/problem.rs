@@ -89,6 +89,14 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_pipe))
 }
 
+/// The output went, or its reader has closed the pipe: what it was about is known all the same.
+pub(crate) fn unless_unread(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+    match printed {
+        Err(error) if is_closed_pipe(&error) => Ok(()),
+        printed => printed,
+    }
+}
+
 /// Whether an answer is a web page, of something that stands in front of the API server.
 pub(crate) fn is_page(answer: &Status) -> bool {
     answer::is_page(&answer.message)

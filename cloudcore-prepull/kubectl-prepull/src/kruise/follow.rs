@@ -10,7 +10,7 @@ use super::{look_again, read_job};
 use crate::cluster::Cluster;
 use crate::name::KruiseName;
 use crate::problem;
-use crate::progress::follow::{note_that_it_goes_on, run_bounded};
+use crate::progress::follow::{note_that_it_goes_on, or_interrupted, run_bounded};
 use crate::progress::show::Show;
 use crate::progress::view::JobView;
 use crate::session::{CommandOutcome, Session};
@@ -28,10 +28,11 @@ pub(crate) async fn follow_kruise(
 ) -> anyhow::Result<CommandOutcome> {
     let mut show = Show::new(session);
     let mut last = read_job(cluster, name).await?.view(Timestamp::now());
-    let ended = run_bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await?;
+    let ended = run_bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await;
+    let ended = or_interrupted(ended)?;
     show.finish_bars(ended);
     if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {
-        show.print_last(&last)?;
+        problem::unless_unread(show.print_last(&last))?;
     }
     note_that_it_goes_on(ended, &last.command_name(), limit);
     Ok(ended)

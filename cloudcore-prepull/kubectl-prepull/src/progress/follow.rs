@@ -41,12 +41,13 @@ pub(crate) async fn follow_job(
 ) -> anyhow::Result<CommandOutcome> {
     let job = jobs::get(cluster, name).await?;
     let mut show = Show::new(session);
-    let ended = run_bounded(Box::pin(until_over(cluster, job, &mut show)), limit).await?;
+    let ended = run_bounded(Box::pin(until_over(cluster, job, &mut show)), limit).await;
+    let ended = or_interrupted(ended)?;
     show.finish_bars(ended);
     if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {
         // The watch of the reports may be a moment behind that of the job.
         let (job, tally) = read_progress(cluster, name).await?;
-        show.print_last(&JobView::new(&job, &tally, None, Timestamp::now()))?;
+        problem::unless_unread(show.print_last(&JobView::new(&job, &tally, None, Timestamp::now())))?;
     }
     note_that_it_goes_on(ended, name, limit);
     Ok(ended)
@@ -64,6 +65,14 @@ pub(crate) async fn run_bounded(
             interrupted.context("Ctrl-C cannot be waited for")?;
             Ok(CommandOutcome::Interrupted)
         }
+    }
+}
+
+/// Takes a job that's followed into a pipe which its reader closes for one that's followed no longer: it hasn't ended.
+pub(crate) fn or_interrupted(ended: anyhow::Result<CommandOutcome>) -> anyhow::Result<CommandOutcome> {
+    match ended {
+        Err(error) if problem::is_closed_pipe(&error) => Ok(CommandOutcome::Interrupted),
+        ended => ended,
     }
 }
 
@@ -105,15 +114,16 @@ async fn until_over(
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut followed = Followed { job, ..Followed::default() };
+    let (mut of_job_is_heard, mut reports_are_heard) = (false, false);
     loop {
         tokio::select! {
             change = changes.next() => {
-                if let Some(change) = accept_change(change, show)? {
+                if let Some(change) = accept_change(change, &mut of_job_is_heard, show)? {
                     followed.take_job(change)?;
                 }
             }
             change = reports.next() => {
-                if let Some(change) = accept_change(change, show)? {
+                if let Some(change) = accept_change(change, &mut reports_are_heard, show)? {
                     followed.take_report(change);
                 }
             }
@@ -137,19 +147,24 @@ async fn until_over(
     }
 }
 
-/// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused is not.
+/// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused is not, unless something was
+/// heard of it before: an API server that has just begun refuses for a moment what it has granted.
 fn accept_change<K>(
     change: Option<watcher::Result<Event<K>>>,
+    is_heard: &mut bool,
     show: &mut Show,
 ) -> anyhow::Result<Option<Event<K>>> {
     match change {
+        // The list is about to be requested: that shows nothing about the connection yet.
+        Some(Ok(Event::Init)) => Ok(Some(Event::Init)),
         Some(Ok(change)) => {
+            *is_heard = true;
             show.mark_connected();
             Ok(Some(change))
         }
         Some(Err(error)) => {
             let error = anyhow::Error::from(error).context("the job cannot be watched");
-            if problem::is_lasting(&error) {
+            if problem::is_lasting(&error) && !*is_heard {
                 return Err(error);
             }
             show.mark_disconnected(&error);
@@ -167,6 +182,8 @@ struct Followed {
     pace: PaceMeter,
     since: Option<Instant>,
     gone: Option<Leaderless>,
+    /// Whether the list that is being read has the job.
+    is_listed: bool,
 }
 
 impl Followed {
@@ -174,11 +191,14 @@ impl Followed {
         match change {
             Event::Apply(job) | Event::InitApply(job) if job.metadata.uid == self.job.metadata.uid => {
                 self.job = job;
+                self.is_listed = true;
             }
-            Event::Apply(_) | Event::InitApply(_) | Event::Delete(_) => {
+            Event::Init => self.is_listed = false,
+            // It may have gone while the watch was down: a list that ends without it is all that's said of that.
+            Event::InitDone if self.is_listed => {}
+            Event::Apply(_) | Event::InitApply(_) | Event::Delete(_) | Event::InitDone => {
                 bail!("job {} was deleted while it was followed", self.job.name_any())
             }
-            Event::Init | Event::InitDone => {}
         }
         Ok(())
     }
@@ -205,5 +225,34 @@ impl Followed {
             None => view,
         };
         view.without_leader(self.gone.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_job_that_a_new_list_lacks_was_deleted() {
+        let mut job = ImagePrePullJob::new("web", prepull_api::crd::job::ImagePrePullJobSpec::default());
+        job.metadata.uid = Some("1".into());
+        let mut followed = Followed { job: job.clone(), ..Followed::default() };
+        for event in [Event::Init, Event::InitApply(job), Event::InitDone, Event::Init] {
+            followed.take_job(event).unwrap();
+        }
+        let gone = followed.take_job(Event::InitDone).unwrap_err();
+        assert_eq!(gone.to_string(), "job web was deleted while it was followed");
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_ends_no_job() {
+        let closed = || anyhow::Error::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert_eq!(
+            or_interrupted(Err(closed().context("write the output"))).unwrap(),
+            CommandOutcome::Interrupted
+        );
+        assert_eq!(or_interrupted(Ok(CommandOutcome::Failed)).unwrap(), CommandOutcome::Failed);
+        assert!(or_interrupted(Err(anyhow::anyhow!("refused"))).is_err());
     }
 }
