@@ -21,10 +21,14 @@ use crate::problem;
 /// take 100 MiB.
 pub(crate) const REPORTS_OF_A_PAGE: u32 = 4;
 
+/// Reads a job.
+///
+/// # Errors
+/// [`NoSuchJob`], or the API server's answer.
 pub(crate) async fn get(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
     let read = api(cluster).get(name).await.with_context(|| format!("job {name} cannot be read"));
     match read {
-        Err(error) if is_missing(&error) => Err(anyhow!(explain_missing(cluster, name).await)),
+        Err(error) if is_missing(&error) => Err(NoSuchJob(explain_missing(cluster, name).await).into()),
         read => read,
     }
 }
@@ -128,6 +132,11 @@ pub(crate) fn is_over(job: &ImagePrePullJob) -> bool {
     let has_ended = matches!(status.phase, JobPhase::Completed | JobPhase::Failure);
     is_seen && has_ended && !status.conditions.iter().any(goes_on)
 }
+
+/// There is no job of this name. The text says what there is instead.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NoSuchJob(String);
 
 fn is_missing(error: &anyhow::Error) -> bool {
     let named = |details: &kube::core::response::StatusDetails| !details.name.is_empty();

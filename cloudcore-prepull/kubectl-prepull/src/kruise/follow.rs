@@ -60,7 +60,7 @@ async fn ask_until_over(
                 *last = seen.view(Timestamp::now());
             }
             Ok(None) => bail!("job {name} was deleted while it was followed"),
-            Err(error) if problem::is_lasting(&error) => return Err(error),
+            // A refusal as well: an API server that has just begun refuses for a moment what it has granted before.
             Err(error) => show.mark_disconnected(&error),
         }
     }
