@@ -307,12 +307,20 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<(
     let temporary = temporary_of(path);
     // A temporary file of an earlier attempt may have another mode.
     let _ = fs::remove_file(&temporary);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+    let written = write_new(&temporary, bytes, mode).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // On a full disk it would keep what is left from the next file.
+        let _ = fs::remove_file(&temporary);
+    }
+    written?;
+    sync_dir(path)
+}
+
+fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    sync_dir(path)
+    file.sync_all()
 }
 
 /// The temporary file of [`replace_file`].

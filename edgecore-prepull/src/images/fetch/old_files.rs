@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use prepull_delta::OldRootFiles;
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 
 /// The files of an image, by the directories of its layers, the highest first.
@@ -46,14 +46,12 @@ impl OldRootFiles for OldImageFiles {
     fn open(&mut self, path: &[u8]) -> io::Result<File> {
         for directory in &self.0 {
             match open_beneath(directory.as_fd(), path) {
-                Ok(file) => {
-                    let file = File::from(file);
-                    // A whiteout is a device.
-                    return if file.metadata()?.is_file() {
-                        Ok(file)
-                    } else {
-                        Err(io::Error::new(io::ErrorKind::NotFound, "not a regular file in the old image"))
-                    };
+                Ok(file) => return Ok(File::from(file)),
+                Err(NOT_REGULAR) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::NotFound,
+                        "not a regular file in the old image",
+                    ));
                 }
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(error) => return Err(error.into()),
@@ -63,7 +61,10 @@ impl OldRootFiles for OldImageFiles {
     }
 }
 
-/// Opens a path below the directory, without following links. Not by openat2(2): RestrictSUIDSGID of a systemd unit, ours
+/// The error of [`open_beneath`] for a directory, a device, a socket or a pipe: the one that the kernel has for a socket.
+const NOT_REGULAR: Errno = Errno::NXIO;
+
+/// Opens a regular file below the directory, without following links. Not by openat2(2): RestrictSUIDSGID of a systemd unit, ours
 /// too, answers that with ENOSYS, as kernels before 5.6 do.
 fn open_beneath(directory: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
     let parts: Vec<_> = path.split(|byte| *byte == b'/').collect();
@@ -71,14 +72,19 @@ fn open_beneath(directory: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno
     if parts.iter().any(|part| matches!(*part, b"" | b"." | b"..")) {
         return Err(Errno::XDEV);
     }
-    // A named pipe in an image must not block us.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let through = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut parent: Option<OwnedFd> = None;
     for part in parents {
         parent = Some(openat(parent.as_ref().map_or(directory, AsFd::as_fd), *part, through, Mode::empty())?);
     }
-    openat(parent.as_ref().map_or(directory, AsFd::as_fd), *name, flags, Mode::empty())
+    let parent = parent.as_ref().map_or(directory, AsFd::as_fd);
+    // Some devices act when they are opened: a watchdog would restart the machine. A whiteout is a device, too.
+    match FileType::from_raw_mode(statat(parent, *name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode) {
+        FileType::RegularFile => openat(parent, *name, flags, Mode::empty()),
+        FileType::Symlink => Err(Errno::LOOP),
+        _ => Err(NOT_REGULAR),
+    }
 }
 
 #[cfg(test)]
@@ -108,12 +114,14 @@ mod tests {
         fs::write(outside.join("secret"), "secret").unwrap();
         fs::create_dir(upper.join("etc/c")).unwrap();
         fs::write(lower.join("etc/c"), "hidden by a directory").unwrap();
+        // It can't be opened, so an attempt would have another error.
+        let _socket = std::os::unix::net::UnixListener::bind(upper.join("etc/socket")).unwrap();
         symlink(outside.join("secret"), lower.join("etc/link")).unwrap();
         symlink(&outside, lower.join("dir")).unwrap();
         let mut files = OldImageFiles::in_directories(&[upper, lower]).unwrap();
         assert_eq!(read(&mut files, "etc/a").as_deref(), Ok("new"));
         assert_eq!(read(&mut files, "etc/b").as_deref(), Ok("below"));
-        for hidden in ["etc/c", "etc/none"] {
+        for hidden in ["etc/c", "etc/none", "etc/socket"] {
             assert_eq!(read(&mut files, hidden), Err(io::ErrorKind::NotFound), "{hidden}");
         }
         for outside in

@@ -117,3 +117,12 @@ fn a_new_key_is_used_on_a_read_only_disk() {
     assert!(failed(io::ErrorKind::ReadOnlyFilesystem).is_ok());
     assert!(failed(io::ErrorKind::StorageFull).is_err());
 }
+
+#[test]
+fn a_failed_write_leaves_no_file() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("program");
+    fs::create_dir(&path).unwrap();
+    assert!(replace_file(&path, b"new", 0o600).is_err(), "a directory is no file to replace");
+    assert!(!temporary_of(&path).exists());
+}
