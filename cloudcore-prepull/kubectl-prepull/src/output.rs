@@ -39,7 +39,7 @@ pub(crate) fn print_object<T: Serialize>(object: &T, output: DocumentFormat) -> 
     print(&format!("{}\n", text.trim_end()))
 }
 
-/// Prints what stands between two documents of one output: values of JSON need nothing.
+/// Prints the separator of two documents. JSON needs none.
 pub(crate) fn print_separator(output: DocumentFormat) -> anyhow::Result<()> {
     match output {
         DocumentFormat::Json => Ok(()),

@@ -78,9 +78,10 @@ fn is_of_proxy(error: &kube::Error) -> bool {
     with_causes(error).contains("tunnel error: ")
 }
 
-/// Whether trying again does not help: the credentials are refused, a right or the definitions are missing.
-pub(crate) fn is_lasting(error: &anyhow::Error) -> bool {
-    server_answer(error).is_some_and(|answer| matches!(answer.code, 401 | 403 | 404))
+/// Whether trying again does not help: the credentials are refused, a right or the definitions are missing. Once `is_heard`,
+/// it helps: an API server that has just begun refuses for a moment what it has granted before.
+pub(crate) fn is_lasting(error: &anyhow::Error, is_heard: bool) -> bool {
+    !is_heard && server_answer(error).is_some_and(|answer| matches!(answer.code, 401 | 403 | 404))
 }
 
 /// Whether the reader of our output has closed the pipe.
@@ -89,7 +90,7 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_pipe))
 }
 
-/// The output went, or its reader has closed the pipe: what it was about is known all the same.
+/// Ignores the error of a closed pipe.
 pub(crate) fn unless_unread(printed: anyhow::Result<()>) -> anyhow::Result<()> {
     match printed {
         Err(error) if is_closed_pipe(&error) => Ok(()),
@@ -238,6 +239,16 @@ mod tests {
         let status: Status = serde_json::from_value(status).unwrap();
         let error = anyhow::Error::from(kube::Error::Api(status.boxed())).context("read job web");
         error_text(&explain(error, &place()))
+    }
+
+    #[test]
+    fn only_a_first_refusal_is_lasting() {
+        for (code, lasts) in [(401, true), (403, true), (404, true), (410, false), (503, false)] {
+            let status: Status = serde_json::from_value(json!({ "code": code })).unwrap();
+            let error = anyhow::Error::from(kube::Error::Api(status.boxed())).context("read job web");
+            assert_eq!(is_lasting(&error, false), lasts, "{code}");
+            assert!(!is_lasting(&error, true), "{code}");
+        }
     }
 
     #[test]

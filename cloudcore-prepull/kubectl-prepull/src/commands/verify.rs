@@ -143,7 +143,7 @@ async fn wait_for_recheck(
     let begun = Instant::now();
     loop {
         let job = match jobs::get(cluster, name).await {
-            // The re-check goes on meanwhile. An API server that has just begun refuses for a moment what it has granted before.
+            // The re-check goes on meanwhile. A refusal too, since the job was read before: see [`problem::is_lasting`].
             Err(error) if !error.is::<jobs::NoSuchJob>() && begun.elapsed() < limit => {
                 problem::print_note(&format!("trying again: {}", problem::error_text(&error)));
                 tokio::time::sleep(RETRY).await;

@@ -60,7 +60,7 @@ async fn ask_until_over(
                 *last = seen.view(Timestamp::now());
             }
             Ok(None) => bail!("job {name} was deleted while it was followed"),
-            // A refusal as well: an API server that has just begun refuses for a moment what it has granted before.
+            // A refusal too, since the job was read before: see [`problem::is_lasting`].
             Err(error) => show.mark_disconnected(&error),
         }
     }

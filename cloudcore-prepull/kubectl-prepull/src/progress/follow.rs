@@ -68,7 +68,7 @@ pub(crate) async fn run_bounded(
     }
 }
 
-/// Takes a job that's followed into a pipe which its reader closes for one that's followed no longer: it hasn't ended.
+/// Turns a closed pipe into [`CommandOutcome::Interrupted`]: we stop following, and the job goes on.
 pub(crate) fn or_interrupted(ended: anyhow::Result<CommandOutcome>) -> anyhow::Result<CommandOutcome> {
     match ended {
         Err(error) if problem::is_closed_pipe(&error) => Ok(CommandOutcome::Interrupted),
@@ -114,16 +114,16 @@ async fn until_over(
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut followed = Followed { job, ..Followed::default() };
-    let (mut of_job_is_heard, mut reports_are_heard) = (false, false);
+    let (mut is_job_heard, mut is_report_heard) = (false, false);
     loop {
         tokio::select! {
             change = changes.next() => {
-                if let Some(change) = accept_change(change, &mut of_job_is_heard, show)? {
+                if let Some(change) = accept_change(change, &mut is_job_heard, show)? {
                     followed.take_job(change)?;
                 }
             }
             change = reports.next() => {
-                if let Some(change) = accept_change(change, &mut reports_are_heard, show)? {
+                if let Some(change) = accept_change(change, &mut is_report_heard, show)? {
                     followed.take_report(change);
                 }
             }
@@ -147,8 +147,7 @@ async fn until_over(
     }
 }
 
-/// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused is not, unless something was
-/// heard of it before: an API server that has just begun refuses for a moment what it has granted.
+/// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused from the start is not.
 fn accept_change<K>(
     change: Option<watcher::Result<Event<K>>>,
     is_heard: &mut bool,
@@ -164,7 +163,7 @@ fn accept_change<K>(
         }
         Some(Err(error)) => {
             let error = anyhow::Error::from(error).context("the job cannot be watched");
-            if problem::is_lasting(&error) && !*is_heard {
+            if problem::is_lasting(&error, *is_heard) {
                 return Err(error);
             }
             show.mark_disconnected(&error);
@@ -194,7 +193,7 @@ impl Followed {
                 self.is_listed = true;
             }
             Event::Init => self.is_listed = false,
-            // It may have gone while the watch was down: a list that ends without it is all that's said of that.
+            // A job that is deleted while the watch is down is only missing in the next list.
             Event::InitDone if self.is_listed => {}
             Event::Apply(_) | Event::InitApply(_) | Event::Delete(_) | Event::InitDone => {
                 bail!("job {} was deleted while it was followed", self.job.name_any())

@@ -128,8 +128,7 @@ impl Watching {
                 }
                 Err(error) => {
                     let error = anyhow::Error::from(error);
-                    // An API server that has just begun refuses for a moment what it has granted before.
-                    if problem::is_lasting(&error) && !is_heard {
+                    if problem::is_lasting(&error, is_heard) {
                         return Err(error.context(what));
                     }
                     // It is taken up again by itself.
