@@ -11,8 +11,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 /// A connection that something relays into a virtual machine, as on WSL, comes from root, who may do everything as it is.
 const ROOT: u32 = 0;
-/// The state of a socket whose program could still read our answer. After it has closed the socket, the kernel names root as
-/// its user.
+/// The state of a socket that is open on both sides. The kernel names root as the user of a socket that was closed.
 const ESTABLISHED: &str = "01";
 /// The inode of a socket that no program has.
 const NO_INODE: &str = "0";
@@ -32,12 +31,13 @@ fn owner_of(table: &str, local: SocketAddrV4, remote: SocketAddrV4) -> Option<u3
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let is_it = parse(fields.next()?)? == local && parse(fields.next()?)? == remote;
-        let is_open = fields.next()? == ESTABLISHED;
+        if !is_it || fields.next()? != ESTABLISHED {
+            return None;
+        }
         // After the queues, the timer and the retransmissions.
         let user = fields.nth(3)?.parse().ok()?;
         // After the time-out.
-        let is_held = fields.nth(1)? != NO_INODE;
-        (is_it && is_open && is_held).then_some(user)
+        (fields.nth(1)? != NO_INODE).then_some(user)
     })
 }
 

@@ -309,7 +309,7 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<(
     let _ = fs::remove_file(&temporary);
     let written = write_new(&temporary, bytes, mode).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // On a full disk it would keep what is left from the next file.
+        // It would take up space on a full disk.
         let _ = fs::remove_file(&temporary);
     }
     written?;

@@ -61,11 +61,11 @@ impl OldRootFiles for OldImageFiles {
     }
 }
 
-/// The error of [`open_beneath`] for a directory, a device, a socket or a pipe: the one that the kernel has for a socket.
+/// The error of [`open_beneath`] for a directory, a device, a socket or a pipe; open(2) has it for a socket.
 const NOT_REGULAR: Errno = Errno::NXIO;
 
-/// Opens a regular file below the directory, without following links. Not by openat2(2): RestrictSUIDSGID of a systemd unit, ours
-/// too, answers that with ENOSYS, as kernels before 5.6 do.
+/// Opens a regular file below the directory, without following links. Not by openat2(2): RestrictSUIDSGID of a systemd
+/// unit, ours too, answers that with ENOSYS, as kernels before 5.6 do.
 fn open_beneath(directory: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
     let parts: Vec<_> = path.split(|byte| *byte == b'/').collect();
     let Some((name, parents)) = parts.split_last() else { return Err(Errno::NOENT) };
@@ -79,10 +79,10 @@ fn open_beneath(directory: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno
         parent = Some(openat(parent.as_ref().map_or(directory, AsFd::as_fd), *part, through, Mode::empty())?);
     }
     let parent = parent.as_ref().map_or(directory, AsFd::as_fd);
-    // Some devices act when they are opened: a watchdog would restart the machine. A whiteout is a device, too.
+    // Opening a device has effects: a watchdog starts. A whiteout is a device, too.
     match FileType::from_raw_mode(statat(parent, *name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode) {
-        FileType::RegularFile => openat(parent, *name, flags, Mode::empty()),
-        FileType::Symlink => Err(Errno::LOOP),
+        // NOFOLLOW refuses a link.
+        FileType::RegularFile | FileType::Symlink => openat(parent, *name, flags, Mode::empty()),
         _ => Err(NOT_REGULAR),
     }
 }
