@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::ChildStdout;
 
 use crate::cleanup::{Child, SOON, eventually};
 use crate::network::{Outlet, Space};
@@ -179,25 +181,53 @@ impl Person {
         parts::run_command(command).await
     }
 
-    /// Runs a command until it prints a line with this text, and then presses Ctrl-C.
-    pub async fn interrupts(&self, line: &str, text: &str) -> Result<CommandOutput> {
-        use tokio::io::{AsyncBufReadExt, BufReader};
+    /// Starts a command whose output is read while it runs.
+    pub fn follows(&self, line: &str) -> Result<FollowedCommand> {
         let mut child = self.command(line)?.spawn()?;
-        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("it has ended")?;
-        let mut lines = BufReader::new(child.stdout.take().context("no stdout")?).lines();
-        let mut before = String::new();
-        while let Some(line) = lines.next_line().await? {
-            before.push_str(&line);
+        let lines = BufReader::new(child.stdout.take().context("no stdout")?).lines();
+        Ok(FollowedCommand { child, lines, out: String::new() })
+    }
+}
+
+/// A command that runs, and what it has printed.
+pub struct FollowedCommand {
+    child: tokio::process::Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    out: String,
+}
+
+impl FollowedCommand {
+    /// Reads up to a line with this text, and returns what was read until now.
+    pub async fn until(&mut self, text: &str) -> Result<&str> {
+        while let Some(line) = self.lines.next_line().await? {
+            self.out.push_str(&line);
+            self.out.push('\n');
             if line.contains(text) {
-                break;
+                return Ok(&self.out);
             }
         }
-        ensure!(before.contains(text), "{text:?} is not in {before}");
-        kill_process(pid, Signal::INT)?;
-        let mut said = command_output(child.wait_with_output().await?)?;
-        said.out.insert_str(0, &before);
-        Ok(said)
+        bail!("{text:?} is not in {}", self.out)
     }
+
+    /// Presses Ctrl-C, and waits for its end.
+    pub async fn interrupted(self) -> Result<CommandOutput> {
+        let pid = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("it has ended")?;
+        kill_process(pid, Signal::INT)?;
+        let Self { child, lines: _open, out } = self;
+        ended(child, out).await
+    }
+
+    /// Closes the pipe of its output, and waits for its end.
+    pub async fn unread(self) -> Result<CommandOutput> {
+        let Self { child, lines, out } = self;
+        drop(lines);
+        ended(child, out).await
+    }
+}
+
+async fn ended(child: tokio::process::Child, out: String) -> Result<CommandOutput> {
+    let ended = command_output(child.wait_with_output().await?)?;
+    Ok(CommandOutput { out: out + &ended.out, ..ended })
 }
 
 fn command_output(output: Output) -> Result<CommandOutput> {

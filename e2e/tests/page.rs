@@ -58,6 +58,23 @@ async fn phase_is(job: &Job, phase: JobPhase) -> Result<()> {
     job.reaches(phase).await.map(drop)
 }
 
+/// Hides the tab and shows it again: its two streams are closed, and others opened.
+async fn hidden_tabs_hear_nothing(browser: &Browser) -> Result<()> {
+    let prepare = "(() => { const Native = window.EventSource; window.opened = []; \
+        window.EventSource = class extends Native { constructor(url) { super(url); opened.push(this); } }; \
+        Object.defineProperty(document, 'hidden', { get: () => window.away, configurable: true }); return null; })()";
+    browser.run::<Value>(prepare).await?;
+    let turn =
+        "document.dispatchEvent(new Event('visibilitychange')), opened.map((stream) => stream.readyState)";
+    for opened in [0, 2] {
+        let states: Vec<u8> = browser.run(&format!("window.away = true, {turn}")).await?;
+        ensure!(states.len() == opened && states.iter().all(|state| *state == 2), "hidden: {states:?}");
+        let states: Vec<u8> = browser.run(&format!("window.away = false, {turn}")).await?;
+        ensure!(states.len() == opened + 2 && states[opened..].iter().all(|state| *state < 2), "{states:?}");
+    }
+    browser.run::<Value>("delete document.hidden").await.map(drop)
+}
+
 /// Suspends a job, resumes it, pauses its downloads, and resumes it again.
 async fn stands_and_goes_on(browser: &Browser, job: &Job) -> Result<()> {
     for (button, state, name) in
@@ -157,6 +174,7 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
     browser.click("long").await?;
     browser.says("1 in progress").await?;
     stands_and_goes_on(&browser, &long).await?;
+    hidden_tabs_hear_nothing(&browser).await?;
     browser.click("Cancel").await?;
     eventually("the page asks", SOON, async || {
         // The question may come after the answer to the click.

@@ -90,8 +90,10 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     let me = Person::new(cluster.kubeconfig());
 
     // The job continues without its author.
-    let said = me.interrupts("run nginx:1.25 --name night", "of 1 node").await?;
-    said.is(130, &["job night goes on: kubectl prepull status night --watch follows it again"])?;
+    let goes_on = "job night goes on: kubectl prepull status night --watch follows it again";
+    let mut followed = me.follows("run nginx:1.25 --name night")?;
+    followed.until("of 1 node").await?;
+    followed.interrupted().await?.is(130, &[goes_on])?;
     me.runs("status night --watch --timeout 1s").await?.is(3, &["after 1s job night goes on"])?;
     me.runs("retry night").await?.is(1, &["job night has not ended"])?;
 
@@ -141,14 +143,26 @@ async fn a_bad_night_with_the_plugin() -> Result<()> {
     me.runs("allow shop/harbor night").await?.is(0, &["now allows a,night"])?;
     me.runs("allow harbor night -n shop").await?.is(0, &["allows night already"])?;
 
+    // A program that follows gets a document for each change, and none for the time that passes. The reports come with the
+    // second one.
+    let said = me.runs("status night --watch -o yaml --timeout 4s").await?.is(3, &[])?;
+    ensure!(said.out.matches("job: night\n").count() <= 2, "{}", said.out);
+    let mut followed = me.follows("status night --watch -o yaml")?;
+    followed.until("suspended: false").await?;
     me.runs("suspend night").await?.is(0, &["night suspended"])?;
+    let documents = followed.until("suspended: true").await?.split("---\n");
+    let heads: Vec<_> = documents.map(|document| document.matches("job: night\n").count()).collect();
+    ensure!(heads.len() > 1 && heads.iter().all(|count| *count == 1), "{heads:?}");
     let job = cluster.existing_job("night");
     job.until("is suspended", |status| {
         status.conditions.iter().any(|c| c.type_ == "Suspended" && c.status == "True")
     })
     .await?;
     me.runs("status night").await?.is(0, &["Suspended", "kubectl prepull resume night lets it go on"])?;
+    // Its reader has what it wants, and the job has not ended.
+    let unread = tokio::spawn(followed.unread());
     me.runs("resume night").await?.is(0, &["night resumed"])?;
+    unread.await??.is(130, &[goes_on])?;
     me.runs("resume night -o name").await?.is(0, &["imageprepulljob.operations.kubeedge.io/night\n"])?;
 
     // A cancelled job keeps its record, and isn't resumed.
