@@ -90,7 +90,7 @@ pub(crate) enum CommandOutcome {
     /// What it was about has failed, such as the job that it followed.
     Failed,
     TimedOut,
-    /// The person has pressed Ctrl-C, or the reader of the output of a job that's followed has gone.
+    /// Ctrl-C was pressed, or the pipe was closed while a job was followed.
     Interrupted,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Show {
 enum ShowMode {
     Bars(ProgressBar),
     Lines(Lines),
-    /// With what was printed last, without its clock.
+    /// With the view that was printed last, without its clock.
     Documents(DocumentFormat, Option<Box<JobView>>),
     /// Nothing but the name, at the end.
     Name,

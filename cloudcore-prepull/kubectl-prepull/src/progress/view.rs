@@ -156,7 +156,7 @@ pub(crate) struct JobPace {
 }
 
 impl JobView {
-    /// The view without what changes although nothing happens: two of the same are the same news.
+    /// The view without the fields that change with time alone. Used to find out whether anything else has changed.
     pub(crate) fn without_clock(&self) -> Self {
         let mut still = self.clone();
         (still.seconds, still.seconds_left, still.bytes_per_second) = (None, None, None);

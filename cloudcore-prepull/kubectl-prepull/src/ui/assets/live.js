@@ -4,8 +4,8 @@ const base = new URL(".", location.href).pathname;
 
 /**
  * Opens a stream; `handlers` by the name of its events. `lost` hears whether the stream is broken. Returns what closes it.
- * A tab that isn't shown has no stream: a browser keeps six connections to one server for all of its tabs, and those who
- * would ask or act would wait for one. A new stream begins with everything.
+ * A tab that isn't shown closes its stream: all tabs share the browser's six connections to a server, and requests would wait
+ * for a free one. A new stream begins with the whole state.
  */
 export function follow(path, handlers, lost) {
   let source = null;
