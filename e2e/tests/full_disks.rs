@@ -167,12 +167,25 @@ async fn the_kubelet_makes_room_and_evicts_nothing() -> Result<()> {
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "15%"},
         "imageGCHighThresholdPercent": 85, "imageMinimumGCAge": "1s",
     });
-    edge.restart_kubelet(&kubelet).await?;
     let (_, size) = edge.disk_space()?;
     let least = size * 15 / 100;
-    edge.fill_disk(least + LAYER)?;
 
     for name in ["v1", "v2", "v3"] {
+        // It looks for images every five minutes, and to one that starts, all are old. Without this, the agent's clock would
+        // have it count on an image that the kubelet hasn't seen yet.
+        edge.restart_kubelet(&kubelet).await?;
+        // While the disk is full, it admits none, not even those that run.
+        eventually("the kubelet has its pods", SOON, async || {
+            let pods = cluster.kubectl(&["get", "--raw", "/api/v1/nodes/edge-1/proxy/pods"]).await?;
+            let pods: Value = serde_json::from_str(&pods)?;
+            let pods = pods["items"].as_array().map_or(0, Vec::len);
+            ensure!(pods == 2, "it has {pods}");
+            Ok(())
+        })
+        .await?;
+        if name == "v1" {
+            edge.fill_disk(least + LAYER)?;
+        }
         let new = version(name)?;
         cluster.job(name).images([&new]).on(["edge-1"]).completes().await?;
         eventually("the kubelet removes the version before", Duration::from_secs(60), async || {

@@ -42,6 +42,9 @@ async fn a_first_day_with_the_plugin() -> Result<()> {
     let on_one = run.replace("--wait=2m", "--node edge-1 --wait=0 -o name");
     let on_one = me.runs(&on_one).await?.is(0, &["web-v1-"])?;
     ensure!(!on_one.out.contains(name), "{}", on_one.out);
+    let on_one = on_one.out.trim().rsplit('/').next().context("no name")?;
+    // Otherwise the node may be busy with it when the next job is given up.
+    me.runs(&format!("status {on_one} --watch --timeout 2m")).await?.is(0, &["1 of 1"])?;
 
     // Another one has an image that hasn't been pushed yet.
     let missing = web.replace("web", "late");
