@@ -21,6 +21,10 @@ const WRITTEN: Duration = Duration::from_secs(1_793_491_200);
 /// Build time in seconds since 1970, set by reproducible builds.
 const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
 
+/// December 2019. No kubelet that we work with had an image before; a machine without a battery for its clock dates images in
+/// 1970 until it's set.
+const FIRST_IMAGES: Duration = Duration::from_secs(50 * 365 * 24 * 3600);
+
 /// Length of a certificate chain in which each certificate may start to be valid later than the one before.
 const MAX_NEWER: u32 = 4;
 
@@ -62,6 +66,11 @@ impl TimeProvider for CloudClock {
     fn current_time(&self) -> Option<UnixTime> {
         Some(UnixTime::since_unix_epoch(self.now()))
     }
+}
+
+/// Whether an image can be from this time. If not, the clock wasn't set.
+pub(crate) fn dates_images(time: SystemTime) -> bool {
+    time >= UNIX_EPOCH + FIRST_IMAGES
 }
 
 /// Whether this machine's own clock is plausible.

@@ -17,7 +17,7 @@ use anyhow::Context;
 use prepull_api::credentials::RegistryConfig;
 use prepull_api::download::DownloadTerms;
 use prepull_api::image::Reference;
-use prepull_api::task::{ImageTask, JobUid, PullPolicy, Task, TaskId};
+use prepull_api::task::{ImageResult, ImageTask, JobUid, PullPolicy, Task, TaskId};
 use prepull_api::wire::PullKey;
 use prepull_program::signals::wait_for_termination;
 use tokio::sync::{mpsc, watch};
@@ -51,15 +51,24 @@ const TERMINATED: u8 = 143;
 
 /// Pulls the images. The exit status is 0 if all of them are on this machine now.
 pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
-    Ok(pull(args.images, args.how, DownloadTerms::default()).await?.0)
+    Ok(pull(args.images, args.how, DownloadTerms::default()).await?.code)
 }
 
-/// Pulls images under these terms. Also returns what has pulled them.
+/// A pull by hand that has ended.
+pub(super) struct Attempted {
+    pub(super) code: ExitCode,
+    /// One for each image, in the given order.
+    pub(super) images: Vec<ImageResult>,
+    /// What has pulled them.
+    pub(super) puller: Arc<Fetching<CriPuller>>,
+}
+
+/// Pulls images under these terms.
 pub(super) async fn pull(
     images: Vec<String>,
     how: PullOptions,
     terms: DownloadTerms,
-) -> anyhow::Result<(ExitCode, Arc<Fetching<CriPuller>>)> {
+) -> anyhow::Result<Attempted> {
     let fetch = fetch_settings(&how);
     let PullOptions {
         runtime_endpoint: endpoint,
@@ -151,7 +160,7 @@ pub(super) async fn pull(
         Some(_) => ExitCode::from(TERMINATED),
         None => ExitCode::FAILURE,
     };
-    Ok((code, puller))
+    Ok(Attempted { code, images, puller })
 }
 
 fn read_docker_config(path: &Path) -> anyhow::Result<RegistryConfig> {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use prepull_api::download::DownloadTerms;
-use prepull_api::image::Reference;
 use prepull_program::errors::with_causes;
 use tokio::time::{Instant, interval};
 
@@ -13,7 +12,7 @@ use super::install::machine::find_init;
 use super::install::places::{InstallPlaces, UNIT};
 use super::install::plan::Init;
 use super::install::{print_line, systemd};
-use super::pull::pull;
+use super::pull::{Attempted, pull};
 use crate::commands::args::UpgradeArgs;
 use crate::config::{AgentSettings, Effective, Listen};
 use crate::images::fetch::FetchMode;
@@ -47,17 +46,19 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
         bail!(UNASKED);
     }
     let image = args.image.ok_or_else(|| anyhow!("no image is given"))?;
-    let reference = Reference::parse(&image)?.normalized().to_string();
     let terms = DownloadTerms { verify: Some(signature_by(&args.key)?), ..DownloadTerms::default() };
     let mut how = args.how;
     // Only the agent verifies signatures.
     how.fetch = FetchMode::Agent;
     how.runtime_endpoint = how.runtime_endpoint.or(settings.runtime_endpoint);
-    let (code, puller) = pull(vec![image.clone()], how, terms).await?;
+    let Attempted { code, images, puller } = pull(vec![image.clone()], how, terms).await?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
-    let read = puller.read_file(&reference, PATH, MOST_BYTES).await;
+    // What was verified: the reference may have got another image since.
+    let id = images.first().and_then(|image| image.id.as_deref());
+    let id = id.ok_or_else(|| anyhow!("the container runtime reports no id of {image}"))?;
+    let read = puller.read_file(id, PATH, MOST_BYTES).await;
     let content = read.map_err(|why| anyhow!("cannot take /{PATH} out of {image}: {why}"))?;
     let Program { digest, version, .. } =
         put_on_trial(&files, VERSION, &image, &content, args.within).await?;

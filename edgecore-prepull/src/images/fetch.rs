@@ -360,15 +360,14 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.look_up(reference).await
     }
 
-    async fn read_file(&self, reference: &str, path: &str, most: u64) -> Result<Vec<u8>, String> {
+    async fn read_file(&self, id: &str, path: &str, most: u64) -> Result<Vec<u8>, String> {
         let fetcher = &self.fetcher;
         let facts = fetcher.runtime.read_facts(fetcher.settings.hosts_dir.as_deref()).await;
         let facts = facts.map_err(FetchStop::into_message)?;
-        let present = self.inner.look_up(reference).await.map_err(|error| error.message)?;
-        let id = present.and_then(|present| present.id).ok_or("the image is not on the node")?;
-        let chain = fetcher.store.snapshot_of(&id, &facts.snapshotter).await;
-        let chain = chain.ok_or("containerd has not unpacked the image")?;
-        let lease = fetcher.leases.acquire(reference).await.ok_or("containerd gives no lease")?;
+        let chain = fetcher.store.snapshot_of(id, &facts.snapshotter).await;
+        let chain = chain.ok_or("containerd has no unpacked image of this id")?;
+        // By the id, since a pull of the reference has a lease of its own.
+        let lease = fetcher.leases.acquire(id).await.ok_or("containerd gives no lease")?;
         let viewed = fetcher.unpacker.open_view(&facts.snapshotter, &chain, &lease).await;
         let content = match viewed {
             Ok((view, directories)) => {
@@ -382,7 +381,7 @@ impl<P: Puller> Puller for Fetching<P> {
             }
             Err(status) => Err(status.message().to_owned()),
         };
-        fetcher.leases.release(reference).await;
+        fetcher.leases.release(id).await;
         content
     }
 

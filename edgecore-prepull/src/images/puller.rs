@@ -87,14 +87,15 @@ pub trait Puller: Send + Sync + 'static {
     /// Looks up the image that the runtime has under the reference, without asking a registry.
     fn look_up(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
 
-    /// Reads a file of an image that is on the node.
+    /// Reads a file of an image that is on the node. `id` is that of a [`Pulled`]: a reference may have got another image
+    /// since.
     ///
     /// # Errors
-    /// The image isn't there, its files aren't in directories of containerd's, or it has no regular file of at most `most`
+    /// The image isn't there or isn't unpacked, its files aren't in directories of containerd's, or it has no regular file of at most `most`
     /// bytes at the path.
     fn read_file(
         &self,
-        _reference: &str,
+        _id: &str,
         _path: &str,
         _most: u64,
     ) -> impl Future<Output = Result<Vec<u8>, String>> + Send {

@@ -4,17 +4,14 @@
 //! pod that names the image otherwise never finds its name gone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use prepull_api::image::{NormalizedReference, Reference};
 use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult};
 use serde::{Deserialize, Serialize};
 
+use crate::clock::dates_images;
 use crate::images::puller::{HeldImage, normalized_name};
-
-/// No kubelet had an image before 2020. A machine that boots without a battery for its clock dates images in 1970 until it's
-/// set.
-const FIRST_IMAGES: Duration = Duration::from_secs(50 * 365 * 24 * 3600);
 
 /// How far the removal of a task has come. It's on the disk before the first image goes, so that after a power cut an image
 /// that is gone counts as removed.
@@ -251,7 +248,7 @@ fn newest_first(
 
 /// When the node got an image. `None` where its clock was wrong then, or is now.
 fn arrival(image: &HeldImage, now: SystemTime) -> Option<SystemTime> {
-    image.created.filter(|created| (SystemTime::UNIX_EPOCH + FIRST_IMAGES..=now).contains(created))
+    image.created.filter(|created| dates_images(*created) && *created <= now)
 }
 
 /// Why an image of a repository stays by `keepLast` or `olderThan`.
@@ -278,6 +275,7 @@ fn spare_reason(
 #[cfg(test)]
 mod tests {
     use std::sync::LazyLock;
+    use std::time::Duration;
 
     use prepull_api::task::MAX_REMOVALS;
 

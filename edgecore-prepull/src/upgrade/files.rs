@@ -45,14 +45,19 @@ impl UpgradeFiles {
         let text = serde_json::to_vec_pretty(record)?;
         replace_file(&self.record, &text, 0o600)
             .with_context(|| format!("cannot write {}", self.record.display()))?;
+        self.remove_unnamed(record);
+        Ok(())
+    }
+
+    /// Removes the programs that this record doesn't name, and what a power cut has left of one.
+    pub(super) fn remove_unnamed(&self, record: &UpgradeRecord) {
         let kept: Vec<_> = record.digests().map(|digest| self.path(digest)).collect();
         for entry in fs::read_dir(&self.programs).into_iter().flatten().flatten() {
             if !kept.contains(&entry.path()) {
-                // The next write tries again.
+                // The next call tries again.
                 let _ = fs::remove_file(entry.path());
             }
         }
-        Ok(())
     }
 
     /// Checks that a record as long as the current one could be written now. A file of its own: another process may be

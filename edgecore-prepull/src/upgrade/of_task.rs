@@ -55,6 +55,11 @@ impl Upgrades {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn with_key(self, key: PathBuf) -> Self {
+        Self { key, ..self }
+    }
+
     /// Waits until this program is to end, so that another one is tried.
     pub(crate) async fn wait_for_restart(&self) {
         self.restart.cancelled().await;

@@ -54,19 +54,20 @@ pub(crate) async fn put_on_trial(
     within: Duration,
 ) -> anyhow::Result<Program> {
     let mut record = files.read_record()?;
-    let (digest, path) = files.store_program(content)?;
-    let version = match print_version(&path).await {
-        Ok(version) => version,
-        Err(error) => {
-            // Removes the program.
-            files.write_record(&record)?;
-            return Err(error.context(format!("the program of {image} does not run on this machine")));
-        }
+    let before = record.clone();
+    // A power cut may have come between a program and its record.
+    files.remove_unnamed(&before);
+    let tried = async {
+        let (digest, path) = files.store_program(content)?;
+        let version = print_version(&path).await;
+        let version =
+            version.with_context(|| format!("the program of {image} does not run on this machine"))?;
+        let program = Program { digest, version, image: image.to_owned() };
+        record.try_program(base, program.clone(), within.as_secs());
+        files.write_record(&record)?;
+        Ok(program)
     };
-    let program = Program { digest, version, image: image.to_owned() };
-    record.try_program(base, program.clone(), within.as_secs());
-    files.write_record(&record)?;
-    Ok(program)
+    tried.await.inspect_err(|_| files.remove_unnamed(&before))
 }
 
 /// Runs `PROGRAM --version`: another architecture, or a damaged file, shows here.
@@ -79,5 +80,25 @@ async fn print_version(program: &Path) -> anyhow::Result<String> {
     match said.trim().strip_prefix("edgecore-prepull ") {
         Some(version) if output.status.success() && version.len() <= 64 => Ok(version.to_owned()),
         _ => bail!("`--version` prints no version of edgecore-prepull ({})", output.status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_program_without_a_record_leaves_no_file() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let files = UpgradeFiles::in_state_dir(dir.path());
+        let (_, left) = files.store_program(b"of a power cut")?;
+        // The record can't be written: its temporary file is a directory.
+        std::fs::create_dir(dir.path().join("upgrade/record.tmp"))?;
+        let program = b"#!/bin/sh\necho edgecore-prepull 2.0.0\n";
+        let refused = put_on_trial(&files, "1.0.0", "agent:2", program, PRINT).await;
+        assert!(refused.is_err_and(|error| error.to_string().starts_with("cannot write")));
+        assert!(!left.exists());
+        assert_eq!(std::fs::read_dir(dir.path().join("upgrade/programs"))?.count(), 0);
+        Ok(())
     }
 }

@@ -132,6 +132,11 @@ impl HoldingsReader {
         Ok(Holdings { records, blobs, snapshots })
     }
 
+    /// Reads only the records, with which pins are known, and the ages of images.
+    pub(crate) async fn read_records(&self) -> Result<Holdings, Status> {
+        Ok(Holdings { records: self.records().await?, ..Holdings::default() })
+    }
+
     async fn records(&self) -> Result<Vec<ImageRecord>, Status> {
         let list = self.images.clone();
         let request = namespaced(ListImagesRequest { filters: Vec::new() });

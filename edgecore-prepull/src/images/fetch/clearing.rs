@@ -23,7 +23,8 @@ struct Survey {
 
 /// What containerd has.
 struct SurveyedStore {
-    snapshotter: String,
+    /// `None` for a snapshotter that may fetch by itself. Then only the records of `holdings` were read.
+    snapshotter: Option<String>,
     /// The image of the sandboxes of pods, which older releases don't report as pinned.
     sandbox: Option<String>,
     holdings: Holdings,
@@ -74,6 +75,12 @@ impl Survey {
         records.filter(|record| image.is_called(&record.name))
     }
 
+    /// What containerd has, if that shows what a removal frees.
+    fn measurable(&self) -> Option<(&SurveyedStore, &str)> {
+        let store = self.store.as_ref()?;
+        Some((store, store.snapshotter.as_deref()?))
+    }
+
     /// The blobs and unpacked layers of an image.
     fn pieces(&self, image: &ListedImage) -> BTreeSet<&str> {
         let Some(store) = &self.store else { return BTreeSet::new() };
@@ -98,15 +105,16 @@ impl Survey {
 impl Fetcher {
     async fn survey(&self) -> Result<Survey, PullError> {
         let listing = self.runtime.list().await?;
-        let store = match self.runtime.snapshotter().await? {
-            Some((snapshotter, sandbox)) => {
-                let refused = |status| to_pull_error(&status, "", &self.endpoint);
-                let holdings = self.holdings.read(&snapshotter).await.map_err(refused)?;
-                Some(SurveyedStore { snapshotter, sandbox, holdings })
-            }
-            None => None,
+        let Some(sandbox) = self.runtime.sandbox().await? else {
+            return Ok(Survey { listing, store: None });
         };
-        Ok(Survey { listing, store })
+        let snapshotter = self.runtime.snapshotter().await?;
+        let holdings = match &snapshotter {
+            Some(snapshotter) => self.holdings.read(snapshotter).await,
+            None => self.holdings.read_records().await,
+        };
+        let holdings = holdings.map_err(|status| to_pull_error(&status, "", &self.endpoint))?;
+        Ok(Survey { listing, store: Some(SurveyedStore { snapshotter, sandbox, holdings }) })
     }
 
     pub(super) async fn held_images(&self) -> Result<Vec<HeldImage>, PullError> {
@@ -120,13 +128,13 @@ impl Fetcher {
         let mut weights = Vec::with_capacity(ids.len());
         for id in ids {
             let image = survey.image(id);
-            weights.push(match (image, &survey.store) {
+            weights.push(match (image, survey.measurable()) {
                 (None, _) => 0,
                 (Some(image), None) => image.size,
-                (Some(image), Some(store)) => {
+                (Some(image), Some((store, snapshotter))) => {
                     let pieces: Vec<&str> = survey.pieces(image).difference(&counted).copied().collect();
                     counted.extend(&pieces);
-                    self.piece_sizes(store, &pieces).await.values().sum()
+                    self.piece_sizes(&store.holdings, snapshotter, &pieces).await.values().sum()
                 }
             });
         }
@@ -145,16 +153,16 @@ impl Fetcher {
         if !agrees(&before.held_images()) {
             return Ok(Removed::Declined);
         }
-        let Some(store) = &before.store else {
+        let Some((store, snapshotter)) = before.measurable() else {
             self.runtime.remove(id).await?;
             return Ok(Removed::Freed(image.size));
         };
         let pieces: Vec<&str> = before.pieces(image).into_iter().collect();
-        let sizes = self.piece_sizes(store, &pieces).await;
+        let sizes = self.piece_sizes(&store.holdings, snapshotter, &pieces).await;
         // containerd answers after its garbage collection.
         self.runtime.remove(id).await?;
         let refused = |status| to_pull_error(&status, "", &self.endpoint);
-        let after = self.holdings.read(&store.snapshotter).await.map_err(refused)?;
+        let after = self.holdings.read(snapshotter).await.map_err(refused)?;
         let is_gone =
             |piece: &&&str| !after.blobs.contains_key(**piece) && !after.snapshots.contains_key(**piece);
         let gone: BTreeSet<String> = pieces.iter().filter(is_gone).map(|piece| (*piece).to_owned()).collect();
@@ -165,13 +173,18 @@ impl Fetcher {
     }
 
     /// Bytes of each of these pieces.
-    async fn piece_sizes<'a>(&self, store: &SurveyedStore, pieces: &[&'a str]) -> HashMap<&'a str, u64> {
+    async fn piece_sizes<'a>(
+        &self,
+        holdings: &Holdings,
+        snapshotter: &str,
+        pieces: &[&'a str],
+    ) -> HashMap<&'a str, u64> {
         let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
         for piece in pieces.iter().copied() {
-            let size = match store.holdings.blobs.get(piece) {
+            let size = match holdings.blobs.get(piece) {
                 Some(blob) => blob.size,
                 // A missing snapshot frees nothing.
-                None => self.holdings.usage(&store.snapshotter, piece).await.unwrap_or_default().0,
+                None => self.holdings.usage(snapshotter, piece).await.unwrap_or_default().0,
             };
             sizes.insert(piece, size);
         }

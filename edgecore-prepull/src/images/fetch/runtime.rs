@@ -124,6 +124,14 @@ impl Runtime {
 
     /// Reads where containerd keeps what it has, or returns a reason why that isn't known.
     async fn read_storage(&self) -> Result<Storage, FetchStop> {
+        let (release, config) = self.read_config().await?;
+        let Snapshotter { name: snapshotter, root: unpacked } = self.find_snapshotter(&config).await?;
+        let root = config.root().or_else(|| unpacked.parent()).unwrap_or(&unpacked).to_path_buf();
+        Ok(Storage { release, config, snapshotter, directories: ImageDirectories { unpacked, root } })
+    }
+
+    /// Reads the configuration of containerd. Another runtime is a reason to leave the pull to it.
+    async fn read_config(&self) -> Result<(Release, CriConfig), FetchStop> {
         let version = VersionRequest { version: "v1".to_owned() };
         let version = self.ask(self.cri.clone().version(version)).await?;
         if version.runtime_name != "containerd" {
@@ -134,12 +142,13 @@ impl Runtime {
         let status = StatusRequest { verbose: true };
         let status = self.ask(self.cri.clone().status(status)).await?;
         let config = status.info.get("config").and_then(|config| serde_json::from_str(config).ok());
-        let config: CriConfig = config.unwrap_or_default();
+        Ok((release, config.unwrap_or_default()))
+    }
+
+    async fn find_snapshotter(&self, config: &CriConfig) -> Result<Snapshotter, FetchStop> {
         let images = self.image_root().await?;
         let snapshotter = snapshotter::find(&images, config.snapshotter(), &self.snapshotters().await?);
-        let Snapshotter { name: snapshotter, root: unpacked } = snapshotter.map_err(FetchStop::StepBack)?;
-        let root = config.root().or_else(|| unpacked.parent()).unwrap_or(&unpacked).to_path_buf();
-        Ok(Storage { release, config, snapshotter, directories: ImageDirectories { unpacked, root } })
+        snapshotter.map_err(FetchStop::StepBack)
     }
 
     /// Where containerd keeps images. `None` for other runtimes, and if containerd doesn't answer.
@@ -147,13 +156,14 @@ impl Runtime {
         Some(self.read_storage().await.ok()?.directories)
     }
 
-    /// Name of the snapshotter, and of the sandbox image if containerd reports it. `None` for other runtimes.
-    pub(super) async fn snapshotter(&self) -> Result<Option<(String, Option<String>)>, PullError> {
-        match self.read_storage().await {
-            Ok(storage) => Ok(Some((storage.snapshotter, storage.config.sandbox_image))),
-            Err(FetchStop::StepBack(_)) => Ok(None),
-            Err(FetchStop::Failed(error) | FetchStop::NoConnection { error, .. }) => Err(error),
-        }
+    /// The image of containerd's sandboxes, if it reports that. `None` for other runtimes.
+    pub(super) async fn sandbox(&self) -> Result<Option<Option<String>>, PullError> {
+        known(self.read_config().await.map(|(_, config)| config.sandbox_image))
+    }
+
+    /// Name of the snapshotter, if it unpacks the content store.
+    pub(super) async fn snapshotter(&self) -> Result<Option<String>, PullError> {
+        known(self.read_storage().await.map(|storage| storage.snapshotter))
     }
 
     /// Whether the agent sees the files of containerd's ingests.
@@ -183,6 +193,15 @@ impl Runtime {
         question: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, FetchStop> {
         Ok(ask(&self.endpoint, "", question).await?)
+    }
+}
+
+/// What was read, or `None` where the runtime doesn't have it.
+fn known<T>(read: Result<T, FetchStop>) -> Result<Option<T>, PullError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(FetchStop::StepBack(_)) => Ok(None),
+        Err(FetchStop::Failed(error) | FetchStop::NoConnection { error, .. }) => Err(error),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::removal::{Freed, Removable};
+use crate::clock::dates_images;
 use crate::images::containerd::{Holdings, ImageRecord};
 
 /// Youngest age for removal: an image may have been pulled for a container that isn't there yet. The kubelet removes an
@@ -43,7 +44,14 @@ pub(super) struct Needed<'a> {
 /// Times of the last known use of images. It's only in memory, like the kubelet's: after a restart we use the times of
 /// the pulls.
 #[derive(Debug, Default)]
-pub(super) struct LastUses(Mutex<HashMap<String, SystemTime>>);
+pub(super) struct LastUses(Mutex<HashMap<String, ImageTimes>>);
+
+/// When we saw an image.
+#[derive(Clone, Copy, Debug)]
+struct ImageTimes {
+    first: SystemTime,
+    used: Option<SystemTime>,
+}
 
 /// The content that a removal would free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,12 +78,32 @@ impl LastUses {
     pub(super) fn note_uses(&self, listing: &Listing, now: SystemTime) {
         let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         uses.retain(|id, _| listing.images.iter().any(|image| image.id == *id));
-        let used = listing.images.iter().filter(|image| image.is_any_of(&listing.used));
-        uses.extend(used.map(|image| (image.id.clone(), now)));
+        for image in &listing.images {
+            let times = uses.entry(image.id.clone()).or_insert(ImageTimes { first: now, used: None });
+            if dates_images(now) && !dates_images(times.first) {
+                times.first = now;
+            }
+            if image.is_any_of(&listing.used) {
+                times.used = Some(now);
+            }
+        }
+    }
+
+    fn times(&self, id: &str) -> Option<ImageTimes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
     }
 
     fn last_use(&self, id: &str) -> Option<SystemTime> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied()
+        self.times(id)?.used
+    }
+
+    /// When an image was pulled, by its record. Where the clock wasn't set then, and is by now, it's when we saw the image
+    /// first.
+    fn arrival(&self, id: &str, recorded: SystemTime, now: SystemTime) -> SystemTime {
+        if dates_images(recorded) || !dates_images(now) {
+            return recorded;
+        }
+        self.times(id).map_or(now, |times| times.first)
     }
 }
 
@@ -107,6 +135,7 @@ pub(super) fn find_unused(
         }
         let top = holdings.blobs.get(&image.id).and_then(|config| config.snapshot.as_deref());
         let created = records().filter_map(|record| record.created).max();
+        let created = created.map(|created| uses.arrival(&image.id, created, now));
         let is_new = created.is_none_or(|created| now.duration_since(created).is_ok_and(|age| age < MIN_AGE));
         let is_needed = image.is_pinned
             || records().any(|record| record.is_pinned)
@@ -262,5 +291,27 @@ mod tests {
         assert_eq!(times, [("tag-a", at(5000)), ("tag-b", at(200))]);
         uses.note_uses(&Listing::default(), at(7000));
         assert_eq!(uses.last_use("id-a"), None, "it's gone");
+    }
+
+    #[test]
+    fn an_image_from_before_the_clock_was_set_is_new() {
+        let (listing, mut holdings) = node(&["a", "b"]);
+        let today = 1_800_000_000;
+        // `b` was pulled yesterday.
+        for record in holdings.records.iter_mut().skip(2) {
+            record.created = Some(at(today - 86_400));
+        }
+        let uses = LastUses::default();
+        let removable = |now: u64| {
+            uses.note_uses(&listing, at(now));
+            let nothing = set(&[]);
+            let needed = Needed { names: &nothing, pieces: &nothing };
+            let found = find_unused(&listing, &holdings, needed, &uses, at(now)).images;
+            found.into_iter().map(|image| (image.name, image.last_needed)).collect::<Vec<_>>()
+        };
+        removable(50);
+        let of_b = ("tag-b".to_owned(), at(today - 86_400));
+        assert_eq!(removable(today), std::slice::from_ref(&of_b));
+        assert_eq!(removable(today + 500), [("tag-a".to_owned(), at(today)), of_b]);
     }
 }

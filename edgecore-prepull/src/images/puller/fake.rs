@@ -83,6 +83,8 @@ pub(crate) struct FakePullerState {
     pub(crate) warning: Option<String>,
     /// Errors for the next pins.
     pub(crate) pin_errors: Vec<PullError>,
+    /// The file of images, by their ids.
+    pub(crate) files: HashMap<String, Vec<u8>>,
     /// Whether the runtime reports pinned images.
     pub(crate) confirms_pins: bool,
 }
@@ -182,6 +184,10 @@ impl Puller for Fake {
         let state = self.state.lock().unwrap();
         let there = state.present.iter().any(|present| present == reference);
         Ok(there.then(|| Present { digest: Some("sha256:d".to_owned()), id: Some("sha256:i".to_owned()) }))
+    }
+
+    async fn read_file(&self, id: &str, _path: &str, _most: u64) -> Result<Vec<u8>, String> {
+        self.state.lock().unwrap().files.get(id).cloned().ok_or_else(|| "no such image".to_owned())
     }
 
     async fn read_filesystem(&self) -> Result<Filesystem, PullError> {

@@ -1,6 +1,7 @@
 //! The removal of images: chosen once, recorded, and then carried out image by image.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult, TaskOutcome};
 use prepull_api::wire::truncate_reason;
@@ -12,6 +13,7 @@ use super::image::{FIRST_BACKOFF, ImagePulls, LAST_BACKOFF};
 use super::progress::TaskUpdate;
 use super::window::wait_until;
 use crate::backoff::Backoff;
+use crate::clock::CloudClock;
 use crate::images::puller::{ErrorClass, HeldImage, PullError, Puller, Removed};
 use crate::tasks::agent::Execution;
 use crate::tasks::removal::{
@@ -108,8 +110,10 @@ async fn plan_removal<P: Puller>(
 ) -> Result<RemovalRecord, PullError> {
     let held = images.puller.held_images().await?;
     let wanted = images.wanted.references_but(&execution.task.id);
-    let mut record =
-        choose_images(removal, NodeHoldings { held: &held, wanted: &wanted, now: images.clock.wall() });
+    let mut record = choose_images(
+        removal,
+        NodeHoldings { held: &held, wanted: &wanted, now: time_by_both(&images.clock) },
+    );
     let ids: Vec<String> = record.planned.iter().map(|planned| planned.id.clone()).collect();
     if !ids.is_empty() {
         let weights = images.puller.weigh(&ids).await?;
@@ -136,7 +140,7 @@ async fn remove_one<P: Puller>(
     let wanted = images.wanted.references_but(&execution.task.id);
     let mut stays = None;
     let agrees = |held: &[HeldImage]| {
-        let now = images.clock.wall();
+        let now = time_by_both(&images.clock);
         stays = stays_by_now(removal, NodeHoldings { held, wanted: &wanted, now }, planned);
         stays.is_none()
     };
@@ -153,6 +157,12 @@ async fn remove_one<P: Puller>(
         // It was there when it was chosen, so it went before a restart of the agent or of the runtime.
         (Removed::Absent | Removed::Declined, _) => removed(*bytes),
     })
+}
+
+/// The earlier of this machine's time, by which the runtime dates images, and the cloud's. By the later one, an image of a
+/// minute would be old on a box whose clock is days behind.
+fn time_by_both(clock: &CloudClock) -> SystemTime {
+    clock.wall().min(SystemTime::now())
 }
 
 /// Waits between attempts.

@@ -4,6 +4,7 @@ mod flushing;
 mod providers;
 mod removal;
 mod room;
+mod upgrades;
 mod windows;
 
 use std::time::Duration;

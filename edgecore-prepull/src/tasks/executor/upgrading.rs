@@ -67,7 +67,9 @@ impl<P: Puller> Executor<P> {
         }
         wait_until(true, context.control.clone(), &self.images.clock).await;
         let reference = &image.reference;
-        let read = self.images.puller.read_file(reference, PATH, MOST_BYTES).await;
+        // What was verified: the reference may have got another image during the wait.
+        let id = result.id.as_deref().ok_or_else(|| anyhow!("the runtime reports no id of the image"))?;
+        let read = self.images.puller.read_file(id, PATH, MOST_BYTES).await;
         let program = read.map_err(|why| anyhow!("cannot take /{PATH} out of the image: {why}"))?;
         if upgrades.begin_trial(context.task, reference, &program, upgrade).await? {
             upgrades.request_restart();

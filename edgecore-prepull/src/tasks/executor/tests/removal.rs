@@ -202,3 +202,21 @@ async fn a_removal_waits_for_its_window() {
     let end = ends(run).await;
     assert_eq!(images(&end), [("r.io/a:1", RemovalOutcome::Removed, None)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_image_is_no_older_than_by_this_machines_clock() {
+    // The cloud's time is 40 days ahead.
+    let fake = Fake::new();
+    let hour = Duration::from_secs(3600);
+    let now = std::time::SystemTime::now();
+    fake.state.lock().unwrap().held = vec![HeldImage { created: Some(now - hour), ..held("a", None) }];
+    let mut execution = removal(&[], None);
+    let removal = execution.task.removal.as_deref_mut().unwrap();
+    (removal.repositories, removal.older_than) = (vec!["r.io/a".to_owned()], Some(hour * 24));
+    let mut executor = Arc::into_inner(executor(&fake)).unwrap();
+    let clock = Arc::new(crate::clock::CloudClock::default());
+    clock.set(now.duration_since(std::time::UNIX_EPOCH).unwrap() + hour * 24 * 40);
+    executor.images.clock = clock;
+    let end = ends(start(&Arc::new(executor), execution)).await;
+    assert_eq!(images(&end), [("r.io/a:1", RemovalOutcome::Kept, Some(KeepCode::TooYoung))]);
+}
