@@ -275,7 +275,6 @@ impl NodeImageTracker {
                 self.observe_node_image(&name, Some(*object), now);
             }
             Err(unreadable) => {
-                self.observe_node_image(&name, None, now);
                 self.nodes.entry(name.clone()).or_default();
                 self.update_node(&name, now, |node, fx| node.observe_unreadable(unreadable, fx));
             }
@@ -289,7 +288,7 @@ impl NodeImageTracker {
         }
         let Some(node) = self.nodes.get_mut(name) else { return };
         let mut fx = NodeEffects::new(name, now, &mut self.actions, &mut self.slot_changes);
-        node.observe(object, &mut self.parts, &mut fx);
+        node.observe(object, &self.selector, &mut self.parts, &mut fx);
         self.dirty.insert(name.clone());
     }
 

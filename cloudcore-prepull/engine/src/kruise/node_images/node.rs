@@ -37,6 +37,8 @@ pub(super) struct TrackedNode {
     /// The node's session; `None` while the node is offline.
     session: Option<SessionId>,
     pub(super) pulls: Pulls,
+    /// Whether the jobs count the node although its NodeImage is gone: it's created again.
+    is_awaited: bool,
     /// Whether the pulls are in line with the object.
     is_synced: bool,
     pub(super) requests: RequestQueue,
@@ -51,11 +53,19 @@ impl TrackedNode {
 
     /// Whether there is no NodeImage although the node should have one.
     pub(super) fn needs_creation(&self, selector: &Selector) -> bool {
-        let should_have = |node: &NodeView| {
+        self.is_without_object() && self.should_have_object(selector)
+    }
+
+    pub(super) fn should_have_object(&self, selector: &Selector) -> bool {
+        self.node.as_ref().is_some_and(|node| {
             let is_virtual = node.labels.get(VIRTUAL.0).is_some_and(|kind| kind == VIRTUAL.1);
             node.ready && !is_virtual && selector.matches(&node.labels)
-        };
-        self.is_without_object() && self.node.as_ref().is_some_and(should_have)
+        })
+    }
+
+    /// Whether the jobs know the node.
+    fn is_counted(&self) -> bool {
+        self.is_awaited || self.object.present().is_some()
     }
 
     /// Whether no write has succeeded since the last one that failed.
@@ -85,7 +95,8 @@ impl TrackedNode {
 
     /// The API server has a NodeImage that cannot be read.
     pub(super) fn observe_unreadable(&mut self, unreadable: Unreadable, fx: &mut NodeEffects<'_>) {
-        self.forget_object(fx);
+        self.forget_object(false, fx);
+        self.give_up_waiting(fx);
         self.object = ObjectState::Unreadable;
         let note = format!("the NodeImage cannot be read, nothing is done for it: {}", unreadable.error);
         let (kind, object, reason) = (ObjectKind::NodeImage, unreadable.id, reasons::INVALID);
@@ -96,24 +107,41 @@ impl TrackedNode {
     pub(super) fn observe(
         &mut self,
         object: Option<CompactNodeImage>,
+        selector: &Selector,
         parts: &mut SharedParts,
         fx: &mut NodeEffects<'_>,
     ) {
+        let is_awaited = self.should_have_object(selector);
         match object {
-            None => self.forget_object(fx),
+            None => self.forget_object(is_awaited, fx),
             Some(object) if object.is_being_deleted() => {
-                self.forget_object(fx);
+                self.forget_object(is_awaited, fx);
                 self.object = ObjectState::Terminating;
             }
             Some(object) => self.observe_present(object, parts, fx),
         }
     }
 
-    fn forget_object(&mut self, fx: &mut NodeEffects<'_>) {
+    /// There is no NodeImage any more. `is_awaited`: it's created again, and a job whose tag was in it asks for that once
+    /// more. A job without other nodes would end otherwise.
+    fn forget_object(&mut self, is_awaited: bool, fx: &mut NodeEffects<'_>) {
         let before = std::mem::replace(&mut self.object, ObjectState::Absent);
         if let ObjectState::Present(_) = before {
             self.requests.clear();
             self.pulls.abandon_all(fx);
+            self.is_awaited = true;
+            if is_awaited {
+                self.reported.take_back(fx);
+            } else {
+                self.give_up_waiting(fx);
+            }
+        }
+    }
+
+    /// The node gets no NodeImage.
+    fn give_up_waiting(&mut self, fx: &mut NodeEffects<'_>) {
+        if std::mem::take(&mut self.is_awaited) {
+            self.requests.clear();
             self.reported.clear();
             fx.notify_jobs(NodeImageUpdate::Deleted(fx.node.clone()));
         }
@@ -135,6 +163,7 @@ impl TrackedNode {
         }
         self.reported.report(&new, parts, fx);
         self.object = ObjectState::Present(new);
+        self.is_awaited = false;
         self.is_synced = false;
     }
 
@@ -146,7 +175,7 @@ impl TrackedNode {
         // The spec may ask for these tasks since a moment ago: they are not to be cancelled.
         self.sync_pulls(fx);
         let was_online = self.session.replace(session).is_some();
-        if self.object.present().is_some() && !was_online {
+        if self.is_counted() && !was_online {
             fx.notify_jobs(NodeImageUpdate::Online(fx.node.clone(), true));
         }
         self.pulls.reconnect(open, fx);
@@ -157,7 +186,7 @@ impl TrackedNode {
             return;
         }
         self.session = None;
-        if self.object.present().is_some() {
+        if self.is_counted() {
             fx.notify_jobs(NodeImageUpdate::Online(fx.node.clone(), false));
         }
         self.pulls.disconnect(fx);
@@ -186,6 +215,9 @@ impl TrackedNode {
 
     /// Drives the node towards its NodeImage's spec, and the NodeImage towards what the node and the jobs want.
     pub(super) fn reconcile(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
+        if !self.should_have_object(context.selector) {
+            self.give_up_waiting(fx);
+        }
         self.sync_pulls(fx);
         if let Some(object) = self.object.present() {
             self.pulls.give_up(object, context, fx);

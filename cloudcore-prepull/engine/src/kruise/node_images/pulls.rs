@@ -94,6 +94,8 @@ impl Pulls {
             // be fetched again.
             Some(pull) if pull.task.job == task.job && pull.is_sent() => {
                 (pull.task, pull.version) = (task, tag.version);
+                // Its time begins now, also for the earlier round.
+                pull.started = pull.started.and(Some(fx.now));
             }
             Some(pull) => {
                 pull.abandon(fx);

@@ -85,6 +85,13 @@ impl ReportedStates {
         }
     }
 
+    /// Reports all tags as absent: the NodeImage is gone, and will be created again.
+    pub(super) fn take_back(&mut self, fx: &mut NodeEffects<'_>) {
+        for ((job, key), _) in self.0.drain(..) {
+            notify_tag_state(&job, &key, TagState::Absent, fx);
+        }
+    }
+
     /// Forgets everything: there is no NodeImage any more.
     pub(super) fn clear(&mut self) {
         self.0.clear();

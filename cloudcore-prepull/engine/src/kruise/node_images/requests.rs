@@ -48,11 +48,21 @@ impl RequestQueue {
         self.queue.extend(requests);
     }
 
-    /// Ends the write that carries requests. Returns those that are in the spec now; after a write that failed all of them
-    /// wait for the next one.
+    /// Ends the write that carries requests. Returns those that are in the spec now; after a write that failed they wait
+    /// behind the others.
     pub(super) fn end_write(&mut self, succeeded: bool) -> Vec<QueuedRequest> {
         let carried = std::mem::take(&mut self.in_flight).min(self.queue.len());
-        self.queue.drain(..if succeeded { carried } else { 0 }).collect()
+        let carried: Vec<_> = self.queue.drain(..carried).collect();
+        if succeeded {
+            return carried;
+        }
+        for QueuedRequest { request, new_round } in carried {
+            match self.queue.iter_mut().find(|later| later.request.owner.uid == request.owner.uid) {
+                Some(later) => later.new_round |= new_round,
+                None => self.queue.push(QueuedRequest { request, new_round }),
+            }
+        }
+        Vec::new()
     }
 
     /// Drops all requests: there is no NodeImage any more.

@@ -10,7 +10,9 @@ use prepull_api::crd::kruise::{
 };
 use prepull_api::task::JobUid;
 
+use super::compact::CompactNodeImage;
 use super::owners::{is_in_round, is_job, job_of, jobs_of, namespace, round_namespace};
+use super::requests::QueuedRequest;
 use super::shares::make_room;
 use super::status::{ended_at, find_tag_status};
 use crate::kruise::{Liveness, TagRequest};
@@ -31,13 +33,19 @@ pub(super) enum EditOutcome {
     },
 }
 
+/// What the API server has of a NodeImage's tags at the time of an edit.
+#[derive(Clone, Copy)]
+pub(super) struct StoredTags<'a> {
+    pub(super) object: &'a CompactNodeImage,
+    pub(super) status: &'a NodeImageStatus,
+    pub(super) now: Timestamp,
+}
+
 /// Writes a request into a spec.
 pub(super) fn apply_request(
     spec: &mut NodeImageSpec,
-    status: &NodeImageStatus,
-    request: &TagRequest,
-    new_round: bool,
-    now: Timestamp,
+    StoredTags { object, status, now }: StoredTags<'_>,
+    QueuedRequest { request, new_round }: &QueuedRequest,
 ) -> EditOutcome {
     let has_disowned = disown_others(spec, request);
     let full = EditOutcome::Full { has_disowned };
@@ -53,7 +61,7 @@ pub(super) fn apply_request(
     match image.tags.iter_mut().find(|tag| tag.tag == key.tag) {
         Some(tag) if has_owner(tag, &request.owner) && is_in_round(&tag.owner_references, &request.owner) => {
             let has_ended = ended_at(status, &key.image, &key.tag, tag.version).is_some();
-            if has_ended && new_round {
+            if has_ended && *new_round {
                 begin_round(tag, request, now);
                 set_image_terms(image, request);
                 return EditOutcome::Changed;
@@ -81,8 +89,10 @@ pub(super) fn apply_request(
             EditOutcome::Changed
         }
         None => {
-            // Above the version of a removed tag of this name that is still in the status.
-            let before = find_tag_status(status, &key.image, &key.tag).map(|tag| tag.version);
+            // Above the version of a removed tag of this name: it may still be in the status, or this edit removes it, and
+            // the node has its task.
+            let in_status = find_tag_status(status, &key.image, &key.tag).map(|tag| tag.version);
+            let before = in_status.max(object.tag(key).map(|(_, tag)| tag.version));
             let mut tag = ImageTagSpec {
                 tag: key.tag.clone(),
                 created_at: Some(Time(now)),

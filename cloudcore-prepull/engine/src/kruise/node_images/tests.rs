@@ -47,6 +47,10 @@ pub(super) struct World {
     pub(super) writes: Vec<NodeImageWrite>,
     /// Whether the API server is available.
     pub(super) api: bool,
+    /// The specs that an admission policy refuses.
+    pub(super) refuses: fn(&NodeImageSpec) -> bool,
+    /// Whether a policy adds a label to every object.
+    pub(super) adds_label: bool,
     /// Why the secrets cannot be read, if they cannot.
     pub(super) secrets: Option<&'static str>,
     /// How the next dispatch ends, if it is not just sent.
@@ -76,6 +80,8 @@ impl World {
             done: Vec::new(),
             writes: Vec::new(),
             api: true,
+            refuses: |_| false,
+            adds_label: false,
             secrets: None,
             next_outcome: None,
         };
@@ -200,8 +206,14 @@ impl World {
                 if object.metadata.resource_version.as_ref() != Some(&expected) {
                     return WrittenNodeImage::Refused(Some(Box::new(object.clone().into())));
                 }
+                if (self.refuses)(&spec) {
+                    return WrittenNodeImage::Failed;
+                }
                 object.metadata.resource_version = version;
-                object.metadata.labels = Some((*labels).clone());
+                let label = self.adds_label.then(|| ("policy".to_owned(), self.versions.to_string()));
+                object.metadata.labels = Some(
+                    labels.iter().map(|(key, value)| (key.clone(), value.clone())).chain(label).collect(),
+                );
                 object.spec = *spec;
             }
             NodeImageWrite::Status { version: expected, status, .. } => {

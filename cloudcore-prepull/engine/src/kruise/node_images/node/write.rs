@@ -1,5 +1,6 @@
 //! The write that a node's NodeImage needs: at most one at a time, and the most urgent one first.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::kruise::node_images::owners;
 use crate::kruise::node_images::reported::ReportedStates;
 use crate::kruise::node_images::requests::QueuedRequest;
 use crate::kruise::node_images::shares::{self, make_room};
-use crate::kruise::node_images::spec_edit::{self, EditOutcome};
+use crate::kruise::node_images::spec_edit::{self, EditOutcome, StoredTags};
 use crate::kruise::node_images::status::{Difference, compare_statuses, desired_status};
 use crate::kruise::node_images::{Context, NodeImageWrite, WrittenNodeImage};
 use crate::shared::pacing::{Backoff, Moment};
@@ -37,11 +38,14 @@ const PROGRESS_RETRY: Duration = Duration::from_secs(1);
 
 /// The course of the writes of one NodeImage. Jobs have their own, though both pace and retry: spec and status
 /// of a NodeImage share one version, and its progress may wait, while each status of a job is urgent.
-#[derive(Debug)]
+///
+/// The status doesn't wait for a spec that is refused: the results of the node are in it.
+#[derive(Debug, Default)]
 pub(super) struct NodeImageWrites {
     in_flight: Option<InFlight>,
-    backoff: Backoff,
-    not_before: Option<Timestamp>,
+    /// Of the object as a whole, its labels and its spec.
+    of_spec: WritePace,
+    of_status: WritePace,
     status_written: Option<Timestamp>,
     /// Since when there is progress that is not written.
     progress_since: Option<Timestamp>,
@@ -51,16 +55,41 @@ pub(super) struct NodeImageWrites {
 struct InFlight {
     /// metadata.resourceVersion of the object that the write replaces; `None` for a creation.
     replaces: Option<String>,
+    part: WrittenPart,
 }
 
-impl Default for NodeImageWrites {
+#[derive(Debug)]
+enum WrittenPart {
+    Whole,
+    /// The spec, and these labels.
+    Spec(Arc<BTreeMap<String, String>>),
+    Status,
+}
+
+/// When the next write may begin.
+#[derive(Debug)]
+struct WritePace {
+    backoff: Backoff,
+    not_before: Option<Timestamp>,
+}
+
+impl Default for WritePace {
     fn default() -> Self {
-        Self {
-            in_flight: None,
-            backoff: WRITE_RETRY,
-            not_before: None,
-            status_written: None,
-            progress_since: None,
+        Self { backoff: WRITE_RETRY, not_before: None }
+    }
+}
+
+impl WritePace {
+    /// The end of the wait, if there is one.
+    fn wait_end(&self, now: Timestamp) -> Option<Timestamp> {
+        self.not_before.filter(|not_before| *not_before > now)
+    }
+
+    fn end_write(&mut self, succeeded: bool, now: Timestamp) {
+        if succeeded {
+            *self = Self::default();
+        } else {
+            self.not_before = now.checked_add(self.backoff.next_wait()).ok();
         }
     }
 }
@@ -72,32 +101,32 @@ impl NodeImageWrites {
 
     /// Whether no write has succeeded since the last one that failed.
     pub(super) fn have_failed(&self) -> bool {
-        self.backoff.has_failed()
+        self.of_spec.backoff.has_failed()
     }
 
-    fn begin_write(&mut self, object: Option<&CompactNodeImage>) {
-        self.in_flight = Some(InFlight { replaces: object.map(|object| object.version.to_string()) });
+    fn begin_write(&mut self, object: Option<&CompactNodeImage>, part: WrittenPart) {
+        let replaces = object.map(|object| object.version.to_string());
+        self.in_flight = Some(InFlight { replaces, part });
     }
 
     pub(super) fn end_write(&mut self, written: &WrittenNodeImage, now: Timestamp) {
-        let replaced = self.in_flight.take().and_then(|write| write.replaces);
-        let object = match written {
-            WrittenNodeImage::Done(object) | WrittenNodeImage::Refused(object) => object.as_ref(),
-            WrittenNodeImage::Failed => return self.back_off(now),
+        let Some(InFlight { replaces, part }) = self.in_flight.take() else { return };
+        let succeeded = match written {
+            WrittenNodeImage::Failed => false,
+            // A write that changes nothing would be repeated at once, for ever.
+            WrittenNodeImage::Refused(object) => {
+                object.as_ref().is_some_and(|object| Some(&*object.version) != replaces.as_deref())
+            }
+            WrittenNodeImage::Done(None) => true,
+            WrittenNodeImage::Done(Some(object)) => {
+                // And so would one after which a policy has changed the labels.
+                let has_labels =
+                    if let WrittenPart::Spec(labels) = &part { object.labels == *labels } else { true };
+                Some(&*object.version) != replaces.as_deref() && has_labels
+            }
         };
-        // A write that changes nothing would be repeated at once, for ever.
-        let version = object.map(|object| object.version.clone());
-        let is_refused = matches!(written, WrittenNodeImage::Refused(_));
-        if version.as_deref() == replaced.as_deref() && (version.is_some() || is_refused) {
-            self.back_off(now);
-        } else {
-            self.backoff.reset();
-            self.not_before = None;
-        }
-    }
-
-    fn back_off(&mut self, now: Timestamp) {
-        self.not_before = now.checked_add(self.backoff.next_wait()).ok();
+        let pace = if let WrittenPart::Status = part { &mut self.of_status } else { &mut self.of_spec };
+        pace.end_write(succeeded, now);
     }
 }
 
@@ -113,18 +142,24 @@ impl TrackedNode {
         if !context.has_write_room {
             return fx.wait_to_write();
         }
-        if let Some(not_before) = self.writes.not_before.filter(|not_before| *not_before > fx.now) {
-            return fx.wake_at(not_before);
+        let wait_end = self.writes.of_spec.wait_end(fx.now);
+        if let Some(wait_end) = wait_end {
+            fx.wake_at(wait_end);
         }
         match (&self.node, self.object.present()) {
+            (Some(_), Some(object)) if wait_end.is_some() => {
+                let (spec, stored) = (object.restore_spec(), object.restore_status());
+                self.write_status(&spec, stored.as_ref(), context, fx);
+            }
             (Some(_), Some(_)) => self.write_present(context, fx),
+            (_, _) if wait_end.is_some() => {}
             (None, Some(object)) => {
                 fx.request_write(NodeImageWrite::Delete { uid: object.uid().to_owned() });
-                self.writes.begin_write(Some(object));
+                self.writes.begin_write(Some(object), WrittenPart::Whole);
             }
             (Some(node), None) if self.needs_creation(context.selector) => {
                 fx.request_write(NodeImageWrite::Create(Arc::new(node.labels.clone())));
-                self.writes.begin_write(None);
+                self.writes.begin_write(None, WrittenPart::Whole);
             }
             (_, None) => {}
         }
@@ -147,14 +182,17 @@ impl TrackedNode {
         // A job may have finished, or been deleted, before its request could be written.
         let mut queued = self.requests.take();
         queued.retain(|queued| is_active(queued, context));
-        let now = fx.now;
+        // One of them may be why the API server refused the last write.
+        let rest =
+            if self.writes.have_failed() && !queued.is_empty() { queued.split_off(1) } else { Vec::new() };
+        let stored_tags = StoredTags { object, status, now: fx.now };
         let mut edits: Vec<_> =
-            queued.iter().map(|queued| apply_request(&mut spec, status, queued, now)).collect();
+            queued.iter().map(|queued| spec_edit::apply_request(&mut spec, stored_tags, queued)).collect();
         if shares::stored_bytes(&spec) > MAX_STORED {
             // Without those that don't fit: the API server would refuse the others with them.
             spec = object.restore_spec();
             spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
-            edits = queued.iter().map(|queued| apply_if_it_fits(&mut spec, status, queued, now)).collect();
+            edits = queued.iter().map(|queued| apply_if_it_fits(&mut spec, stored_tags, queued)).collect();
         }
         for (queued, edit) in queued.into_iter().zip(edits) {
             match edit {
@@ -176,17 +214,19 @@ impl TrackedNode {
         let uid = object.uid().to_owned();
         if has_changed || *object.labels != node.labels {
             let (version, labels) = (object.version.to_string(), Arc::new(node.labels.clone()));
+            let part = WrittenPart::Spec(Arc::clone(&labels));
             fx.request_write(NodeImageWrite::Spec {
                 uid: uid.clone(),
                 version,
                 labels,
                 spec: Box::new(spec),
             });
-            self.writes.begin_write(Some(object));
+            self.writes.begin_write(Some(object), part);
             self.requests.begin_write(carried);
         } else {
             self.write_status(&spec, stored.as_ref(), context, fx);
         }
+        self.requests.put_back(rest);
         self.requests.put_back(deferred);
         for queued in unchanged {
             self.reported.answer(&queued.request, fx);
@@ -207,6 +247,9 @@ impl TrackedNode {
         fx: &mut NodeEffects<'_>,
     ) {
         let Some(object) = self.object.present() else { return };
+        if let Some(wait_end) = self.writes.of_status.wait_end(fx.now) {
+            return fx.wake_at(wait_end);
+        }
         let none = NodeImageStatus::default();
         let current = |key: &_| self.pulls.status_of(key);
         let status = desired_status(spec, stored.unwrap_or(&none), current);
@@ -233,32 +276,18 @@ impl TrackedNode {
         }
         let (uid, version) = (object.uid().to_owned(), object.version.to_string());
         fx.request_write(NodeImageWrite::Status { uid, version, status: Box::new(status) });
-        self.writes.begin_write(Some(object));
+        self.writes.begin_write(Some(object), WrittenPart::Status);
         (self.writes.status_written, self.writes.progress_since) = (Some(fx.now), None);
     }
 }
 
-fn apply_request(
-    spec: &mut NodeImageSpec,
-    status: &NodeImageStatus,
-    queued: &QueuedRequest,
-    now: Timestamp,
-) -> EditOutcome {
-    spec_edit::apply_request(spec, status, &queued.request, queued.new_round, now)
-}
-
-/// The same, but a request that makes the NodeImage too large finds no room.
-fn apply_if_it_fits(
-    spec: &mut NodeImageSpec,
-    status: &NodeImageStatus,
-    queued: &QueuedRequest,
-    now: Timestamp,
-) -> EditOutcome {
+/// Applies a request, but one that makes the NodeImage too large finds no room.
+fn apply_if_it_fits(spec: &mut NodeImageSpec, stored: StoredTags<'_>, queued: &QueuedRequest) -> EditOutcome {
     let before = spec.clone();
-    let edit = apply_request(spec, status, queued, now);
+    let edit = spec_edit::apply_request(spec, stored, queued);
     let fits = |spec: &NodeImageSpec| shares::stored_bytes(spec) <= MAX_STORED;
     if edit == EditOutcome::Changed
-        && !make_room(spec, status, owners::namespace(&queued.request.owner), fits)
+        && !make_room(spec, stored.status, owners::namespace(&queued.request.owner), fits)
     {
         *spec = before;
         return EditOutcome::Full { has_disowned: false };
@@ -285,11 +314,12 @@ mod tests {
         };
         let now = Timestamp::UNIX_EPOCH;
         let waits = |replaces: Option<&str>, written: &WrittenNodeImage| {
-            let in_flight = Some(InFlight { replaces: replaces.map(str::to_owned) });
+            let in_flight =
+                Some(InFlight { replaces: replaces.map(str::to_owned), part: WrittenPart::Whole });
             let mut writes = NodeImageWrites { in_flight, ..NodeImageWrites::default() };
             writes.end_write(written, now);
             assert!(!writes.is_in_flight());
-            assert_eq!(writes.not_before.is_some(), writes.have_failed());
+            assert_eq!(writes.of_spec.not_before.is_some(), writes.have_failed());
             writes.have_failed()
         };
         assert!(waits(Some("1"), &WrittenNodeImage::Failed));

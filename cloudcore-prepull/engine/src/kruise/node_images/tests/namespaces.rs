@@ -120,3 +120,27 @@ fn a_waiting_request_still_gives_up_the_old_tag() {
     assert_eq!(world.spec_tag("nginx", "old"), None);
     assert_eq!(world.spec_tag("nginx", "1.25").unwrap().owner_references.len(), 1, "it waits");
 }
+
+#[test]
+fn a_tag_that_is_added_again_is_another() {
+    let mut world = World::new();
+    for job in ["shop-job", "bank-job"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+    }
+    world.request(&request_from("shop", "shop-job"), false);
+    let first = world.take_dispatched()[0].task.id.clone();
+    // One write takes the tag out for one job, and puts it in for the other.
+    world.api = false;
+    world.jobs.borrow_mut().insert(JobUid("shop-job".to_owned()), Liveness::Deleted);
+    world.input(Input::LivenessChanged(JobUid("shop-job".to_owned())));
+    world.request(&request_from("bank", "bank-job"), false);
+    world.api = true;
+    world.pass(Duration::from_secs(10));
+    world.end_task(&first, pulled());
+    assert_eq!(
+        world.tag("nginx", "1.25").map(|tag| tag.phase),
+        Some(prepull_api::crd::kruise::PullPhase::Pulling)
+    );
+    let second = world.take_dispatched();
+    assert_eq!((second.len(), secrets_of(&second[0])), (1, vec!["bank/s".to_owned()]));
+}

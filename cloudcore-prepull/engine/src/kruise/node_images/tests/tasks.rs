@@ -431,3 +431,20 @@ fn no_tag_keeps_a_slot_for_ever() {
         assert!(world.slots > slots, "{limits}");
     }
 }
+
+#[test]
+fn a_new_round_has_its_own_deadline() {
+    let mut world = World::new();
+    world.edit(|spec| {
+        add_manual_tag(spec, "a", "1");
+        spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().active_deadline_seconds =
+            Some(60);
+    });
+    world.pass(Duration::from_secs(50));
+    world.edit(|spec| spec.images.get_mut("a").unwrap().tags[0].version += 1);
+    // Of a node that says nothing the deadline counts two minutes later.
+    for (wait, expected) in [(140, PullPhase::Pulling), (50, PullPhase::Failed)] {
+        world.pass(Duration::from_secs(wait));
+        assert_eq!(world.tag("a", "1").unwrap().phase, expected);
+    }
+}

@@ -20,6 +20,7 @@ fn an_older_list_deletes_no_new_object() {
     world.input(Input::NodeImagesListing);
     world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
     world.api = false;
+    world.hear(FleetEvent::Node(view(&[])));
     world.input(Input::NodeImages(Vec::new()));
     assert!(world.done.contains(&deleted), "it was there when this list began");
 }
@@ -179,4 +180,80 @@ fn a_large_fleets_writes_take_turns() {
         images.handle(Input::Written(node.clone(), WrittenNodeImage::Failed), now);
     }
     assert_eq!(flush(&mut images), ["n256".into(), "n257".into()], "those that wait come first");
+}
+
+#[test]
+fn results_are_written_while_the_spec_is_refused() {
+    let mut world = World::new();
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    let task = world.take_dispatched()[0].task.id.clone();
+    world.refuses = |_| true;
+    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    world.pass(Duration::from_secs(60));
+    world.end_task(&task, pulled());
+    assert_eq!(world.tag("a", "1").map(|tag| tag.phase), Some(PullPhase::Succeeded));
+    world.take_write_counts();
+    world.pass(Duration::from_secs(3600));
+    let (specs, statuses) = world.take_write_counts();
+    assert!((100..=130).contains(&specs) && statuses <= 1, "{specs} {statuses}");
+}
+
+#[test]
+fn a_policy_that_adds_labels_holds_up_no_result() {
+    let mut world = World::new();
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    let task = world.take_dispatched()[0].task.id.clone();
+    world.adds_label = true;
+    world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
+    world.end_task(&task, pulled());
+    assert_eq!(world.tag("a", "1").map(|tag| tag.phase), Some(PullPhase::Succeeded));
+    world.take_write_counts();
+    world.pass(Duration::from_secs(290));
+    let (specs, _) = world.take_write_counts();
+    assert!((8..=20).contains(&specs), "{specs}");
+}
+
+#[test]
+fn one_refused_request_holds_up_no_other() {
+    let mut world = World::new();
+    world.api = false;
+    for job in ["refused", "one", "two"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+        let key = TagKey::new(job, "1");
+        world.request(&Arc::new(TagRequest { key, ..request(job) }), false);
+    }
+    world.api = true;
+    world.refuses = |spec| spec.images.contains_key("refused");
+    world.pass(Duration::from_secs(60));
+    let tags = ["refused", "one", "two"].map(|image| world.spec_tag(image, "1").is_some());
+    assert_eq!(tags, [false, true, true]);
+    world.refuses = |_| false;
+    world.pass(Duration::from_secs(60));
+    assert!(world.spec_tag("refused", "1").is_some());
+}
+
+#[test]
+fn a_node_image_deleted_by_hand_ends_no_job() {
+    let mut world = World::new();
+    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    let wanted = Arc::new(request("job"));
+    world.request(&wanted, false);
+    world.take_tag_states();
+    world.object = None;
+    world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
+    let deleted = Action::NotifyJobs(NodeImageUpdate::Deleted(node()));
+    assert!(!world.done.contains(&deleted), "it's created again");
+    assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Absent)]);
+    world.request(&wanted, false);
+    assert!(world.spec_tag("nginx", "1.25").is_some());
+
+    // What the node does in between counts.
+    world.api = false;
+    world.object = None;
+    world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
+    world.disconnect();
+    assert_eq!(world.done.last(), Some(&Action::NotifyJobs(NodeImageUpdate::Online(node(), false))));
+    world.hear(FleetEvent::NodeGone(node()));
+    assert_eq!(world.done.last(), Some(&deleted));
 }
