@@ -86,11 +86,15 @@ async fn paths_and_values_of_the_examples_exist() -> Result<()> {
         &argocd("shop")?["spec"]["source"]["path"],
         &flux("prepull")?["spec"]["path"],
         &flux("rollout")?["spec"]["path"],
-        &release["spec"]["chart"]["spec"]["chart"],
     ] {
         let path = path.as_str().context("no path")?;
         ensure!(workspace().join(path).is_dir(), "{path} is no folder");
     }
+    // The release names the source beside it, and that names the chart.
+    let name = &release["spec"]["chartRef"]["name"];
+    let source = object("flux-helmrelease.yaml", "OCIRepository", name.as_str().context("no source")?)?;
+    let (url, chart_name) = (&source["spec"]["url"], &documents("../chart/Chart.yaml")?.remove(0)["name"]);
+    assert_eq!(url.as_str().and_then(|url| url.rsplit('/').next()), chart_name.as_str());
     // The chart's schema knows the values, and it renders with them.
     for (values, namespace) in [
         (&chart["spec"]["source"]["helm"]["valuesObject"], &chart["spec"]["destination"]["namespace"]),

@@ -148,13 +148,19 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("cloudcore_prepull");
-        let (counted, edges, roster) = (Counted::default(), EdgeMetrics::default(), RosterMetrics::default());
+        let (counted, edges, roster) =
+            (Counted::default(), EdgeMetrics::default(), RosterMetrics::with_alerted_series());
         edges.register(&mut registry);
         roster.register(&mut registry);
         counted.register(&mut registry);
         let sites = SiteMetrics::default();
         sites.series.register(&mut registry);
         counted.build_info.get_or_create(&BUILD).set(1);
+        // Prometheus sees no increase from nothing to one, so these series are there before their first event.
+        for code in FailureCode::ALL {
+            drop(counted.image_failures.get_or_create(&CodeLabel { code: code.as_str() }));
+        }
+        drop(counted.dispatches.get_or_create(&OutcomeLabel { outcome: "withheld" }));
         Self { registry, counted, edges, roster, sites, shown_jobs: Mutex::default() }
     }
 }

@@ -51,6 +51,23 @@ pub(super) enum AlarmPlace {
     Renewal,
 }
 
+impl AlarmPlace {
+    fn label(self) -> PlaceLabel {
+        PlaceLabel { at: if let Self::Tunnel = self { "tunnel" } else { "renewal" } }
+    }
+}
+
+impl RosterMetrics {
+    /// Metrics with the series that an alert is about: Prometheus sees no increase from nothing to one.
+    pub(crate) fn with_alerted_series() -> Self {
+        let metrics = Self::default();
+        for place in [AlarmPlace::Tunnel, AlarmPlace::Renewal] {
+            drop(metrics.superseded_keys.get_or_create(&place.label()));
+        }
+        metrics
+    }
+}
+
 /// Raises alarms at a bounded rate.
 #[derive(Debug)]
 pub(super) struct Alarms {
@@ -88,11 +105,11 @@ impl Alarms {
         newest: KeyHash,
         place: AlarmPlace,
     ) {
-        let (at, outcome) = match place {
-            AlarmPlace::Tunnel => ("tunnel", "It is served until its certificate ends"),
-            AlarmPlace::Renewal => ("renewal", "Its certificate was not renewed"),
+        let outcome = match place {
+            AlarmPlace::Tunnel => "It is served until its certificate ends",
+            AlarmPlace::Renewal => "Its certificate was not renewed",
         };
-        self.metrics.superseded_keys.get_or_create(&PlaceLabel { at }).inc();
+        self.metrics.superseded_keys.get_or_create(&place.label()).inc();
         let note = format!(
             "Two machines act as this node: one has presented the key {presented}, which the newer key {newest} had \
              superseded. {outcome}. The agent's state directory was copied, or restored from a copy. Unless you know \
