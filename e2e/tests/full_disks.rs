@@ -171,11 +171,11 @@ async fn the_kubelet_makes_room_and_evicts_nothing() -> Result<()> {
     let least = size * 15 / 100;
 
     for name in ["v1", "v2", "v3"] {
-        // It looks for images every five minutes, and to one that starts, all are old. Without this, the agent's clock would
-        // have it count on an image that the kubelet hasn't seen yet.
+        // It looks for images every five minutes. After a start, it takes all of them for old. Without the restart, the agent
+        // would count on an image that the kubelet hasn't seen.
         edge.restart_kubelet(&kubelet).await?;
-        // While the disk is full, it admits none, not even those that run.
-        eventually("the kubelet has its pods", SOON, async || {
+        // While the disk is full, it admits none, not even the agent and the running pod.
+        eventually("the kubelet has both pods", SOON, async || {
             let pods = cluster.kubectl(&["get", "--raw", "/api/v1/nodes/edge-1/proxy/pods"]).await?;
             let pods: Value = serde_json::from_str(&pods)?;
             let pods = pods["items"].as_array().map_or(0, Vec::len);

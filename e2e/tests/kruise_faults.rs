@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
-use prepull_api::crd::kruise::ImagePullJob;
+use kube::api::{Api, PostParams};
+use prepull_api::crd::kruise::{ImagePullJob, NodeImage};
 use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
+use serde_json::{Value, json};
 
 use crate::mid_pull::SMALL;
 
@@ -118,6 +120,104 @@ async fn an_entry_removed_without_cloud_is_stopped() -> Result<()> {
     node_image.is_empty().await?;
     mid.node.forgets_all_tasks().await?;
     ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_image_deleted_by_hand_ends_no_job() -> Result<()> {
+    let mid = mid_pull().await?;
+    mid.site.cluster.node_image("edge-1").delete().await?;
+    mid.ends_right().await
+}
+
+/// A policy about the NodeImages that are written, with its binding. `does`: the rest of its spec.
+async fn add_policy(cluster: &Cluster, kind: &str, version: &str, does: Value) -> Result<()> {
+    let api_version = format!("admissionregistration.k8s.io/{version}");
+    let rule = json!({
+        "apiGroups": ["apps.kruise.io"], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"],
+        "resources": ["nodeimages"],
+    });
+    let mut spec = json!({"failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]}});
+    for (name, value) in does.as_object().context("no fields")? {
+        spec[name] = value.clone();
+    }
+    let mut binding = json!({"policyName": "of-the-test"});
+    if kind.starts_with("Validating") {
+        binding["validationActions"] = json!(["Deny"]);
+    }
+    for (kind, spec) in [(kind.to_owned(), spec), (format!("{kind}Binding"), binding)] {
+        let metadata = json!({"name": "of-the-test"});
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec});
+        cluster.apply(&object.to_string()).await?;
+    }
+    Ok(())
+}
+
+/// A NodeImage with an image, as the API server would store it.
+async fn dry_run(cluster: &Cluster, image: &str) -> Result<NodeImage> {
+    let tags = json!({image: {"tags": [{"tag": "v1", "pullPolicy": {"ttlSecondsAfterFinished": 300}}]}});
+    let spec = serde_json::from_value(json!({"images": tags}))?;
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    Ok(Api::all(cluster.client()).create(&params, &NodeImage::new("dry-run", spec)).await?)
+}
+
+#[tokio::test]
+async fn a_policy_against_one_image_holds_up_no_other() -> Result<()> {
+    let cluster = Cluster::for_changes().await?;
+    cluster.install_kruise().await?;
+    let cloud = Cloud::with_kruise(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 3).await?;
+    let expression = "!object.spec.?images.orValue({}).exists(name, name.endsWith('/forbidden'))";
+    let does = json!({"validations": [{"expression": expression, "message": "not here"}]});
+    add_policy(&cluster, "ValidatingAdmissionPolicy", "v1", does).await?;
+    let image = "registry.example/forbidden";
+    eventually("the policy is in force", SOON, async || {
+        refusal(dry_run(&cluster, image).await, "not here").map(drop)
+    })
+    .await?;
+
+    let refused = cluster.pull_job("refused", &format!("{image}:v1")).parallelism(3).apply().await?;
+    eventually("its NodeImages are refused", SOON, async || {
+        let refusals = cloud.log().matches("the API server refused the NodeImage").count();
+        ensure!(refusals >= 3, "{refusals} refusals");
+        Ok(())
+    })
+    .await?;
+    let other = cluster.pull_job("other", "registry.example/allowed:v1").completes().await?;
+    assert_eq!((other.desired, other.succeeded), (3, 3), "{other:?}");
+    assert_eq!(refused.status().await?.completion_time, None);
+
+    cluster.kubectl(&["delete", "validatingadmissionpolicy", "of-the-test"]).await?;
+    let status = refused.completes().await?;
+    assert_eq!((status.desired, status.succeeded), (3, 3), "{status:?}");
+    fleet.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_that_sets_labels_holds_up_no_result() -> Result<()> {
+    let cluster = Cluster::for_changes().await?;
+    cluster.install_kruise().await?;
+    // Another label with each write.
+    let expression = "Object{metadata: Object.metadata{labels: {\"before\": \
+                      object.metadata.?resourceVersion.orValue(\"none\")}}}";
+    let applied =
+        json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}});
+    let does = json!({"reinvocationPolicy": "Never", "mutations": [applied]});
+    add_policy(&cluster, "MutatingAdmissionPolicy", "v1", does).await?;
+    eventually("the policy is in force", SOON, async || {
+        let labels = dry_run(&cluster, "registry.example/app").await?.metadata.labels.unwrap_or_default();
+        ensure!(labels.contains_key("before"), "{labels:?}");
+        Ok(())
+    })
+    .await?;
+    let cloud = Cloud::with_kruise(&cluster).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 1).await?;
+    let status = cluster.pull_job("labelled", "registry.example/app:v1").completes().await?;
+    assert_eq!((status.desired, status.succeeded), (1, 1), "{status:?}");
+    let writes = cloud.metrics().await?.sum("cloudcore_prepull_kruise_writes_total", &[]);
+    ensure!(writes < 60.0, "{writes} writes");
+    fleet.stop().await;
     Ok(())
 }
 

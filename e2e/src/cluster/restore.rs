@@ -11,11 +11,13 @@ use crate::cleanup::{SOON, eventually};
 use crate::parts::workspace;
 
 /// What may stand in the way of the next test's writes, or answer in its place: path of the group, and plural.
-const IN_THE_WAY: [(&str, &str); 8] = [
+const IN_THE_WAY: [(&str, &str); 10] = [
     ("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
     ("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"),
     ("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings"),
     ("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies"),
+    ("/apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicybindings"),
+    ("/apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicies"),
     ("/api/v1", "resourcequotas"),
     ("/api/v1", "services"),
     ("/api/v1", "endpoints"),

@@ -87,8 +87,8 @@ pub trait Puller: Send + Sync + 'static {
     /// Looks up the image that the runtime has under the reference, without asking a registry.
     fn look_up(&self, reference: &str) -> impl Future<Output = Result<Option<Present>, PullError>> + Send;
 
-    /// Reads a file of an image that is on the node. `id` is that of a [`Pulled`]: a reference may have got another image
-    /// since.
+    /// Reads a file of an image that is on the node. `id` is that of a [`Pulled`]: by now, the reference may have another
+    /// image.
     ///
     /// # Errors
     /// The image isn't there or isn't unpacked, its files aren't in directories of containerd's, or it has no regular file of at most `most`

@@ -54,9 +54,8 @@ pub(crate) async fn put_on_trial(
     within: Duration,
 ) -> anyhow::Result<Program> {
     let mut record = files.read_record()?;
-    let before = record.clone();
-    // A power cut may have come between a program and its record.
-    files.remove_unnamed(&before);
+    // A power cut may have left a program without a record.
+    files.remove_unnamed(&record);
     let tried = async {
         let (digest, path) = files.store_program(content)?;
         let version = print_version(&path).await;
@@ -67,7 +66,13 @@ pub(crate) async fn put_on_trial(
         files.write_record(&record)?;
         Ok(program)
     };
-    tried.await.inspect_err(|_| files.remove_unnamed(&before))
+    let tried = tried.await;
+    if tried.is_err()
+        && let Ok(record) = files.read_record()
+    {
+        files.remove_unnamed(&record);
+    }
+    tried
 }
 
 /// Runs `PROGRAM --version`: another architecture, or a damaged file, shows here.

@@ -42,7 +42,7 @@ pub(super) struct Needed<'a> {
 }
 
 /// Times of the last known use of images. It's only in memory, like the kubelet's: after a restart we use the times of
-/// the pulls.
+/// the pulls, and an image from before the clock was set is new again.
 #[derive(Debug, Default)]
 pub(super) struct LastUses(Mutex<HashMap<String, ImageTimes>>);
 
@@ -97,8 +97,8 @@ impl LastUses {
         self.times(id)?.used
     }
 
-    /// When an image was pulled, by its record. Where the clock wasn't set then, and is by now, it's when we saw the image
-    /// first.
+    /// When an image was pulled, by its record. If the clock wasn't set then but is now, it's the time at which we first saw
+    /// the image.
     fn arrival(&self, id: &str, recorded: SystemTime, now: SystemTime) -> SystemTime {
         if dates_images(recorded) || !dates_images(now) {
             return recorded;

@@ -159,8 +159,8 @@ async fn remove_one<P: Puller>(
     })
 }
 
-/// The earlier of this machine's time, by which the runtime dates images, and the cloud's. By the later one, an image of a
-/// minute would be old on a box whose clock is days behind.
+/// The earlier of the cloud's time and this machine's, by which the runtime dates images. By the later one, an image that came
+/// a minute ago would count as days old if the machine's clock is behind.
 fn time_by_both(clock: &CloudClock) -> SystemTime {
     clock.wall().min(SystemTime::now())
 }

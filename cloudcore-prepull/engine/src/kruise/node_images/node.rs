@@ -3,6 +3,7 @@
 mod write;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use prepull_api::selector::Selector;
@@ -23,9 +24,13 @@ use crate::kruise::NodeImageUpdate;
 use crate::shared::events::{ObjectEvent, ObjectKind};
 use crate::shared::objects::Unreadable;
 use crate::shared::outcomes::DispatchOutcome;
+use crate::shared::pacing::Moment;
 use crate::shared::reasons;
 use write::NodeImageWrites;
 
+/// How long jobs wait for a NodeImage that was deleted by hand. We create it within a second, but a finalizer may hold the old
+/// one, or a policy refuse the new one.
+const LONGEST_RETURN: Duration = Duration::from_secs(300);
 /// The label of nodes that get no NodeImage, as in Kruise.
 const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
 
@@ -37,8 +42,8 @@ pub(super) struct TrackedNode {
     /// The node's session; `None` while the node is offline.
     session: Option<SessionId>,
     pub(super) pulls: Pulls,
-    /// Whether the jobs count the node although its NodeImage is gone: it's created again.
-    is_awaited: bool,
+    /// Since when the jobs count the node although its NodeImage is gone, because it will be created again.
+    awaited_since: Option<Timestamp>,
     /// Whether the pulls are in line with the object.
     is_synced: bool,
     pub(super) requests: RequestQueue,
@@ -65,10 +70,10 @@ impl TrackedNode {
 
     /// Whether the jobs know the node.
     fn is_counted(&self) -> bool {
-        self.is_awaited || self.object.present().is_some()
+        self.awaited_since.is_some() || self.object.present().is_some()
     }
 
-    /// Whether no write has succeeded since the last one that failed.
+    /// Whether the last write of the NodeImage or of its spec failed.
     pub(super) fn has_failed_writes(&self) -> bool {
         self.writes.have_failed()
     }
@@ -96,7 +101,6 @@ impl TrackedNode {
     /// The API server has a NodeImage that cannot be read.
     pub(super) fn observe_unreadable(&mut self, unreadable: Unreadable, fx: &mut NodeEffects<'_>) {
         self.forget_object(false, fx);
-        self.give_up_waiting(fx);
         self.object = ObjectState::Unreadable;
         let note = format!("the NodeImage cannot be read, nothing is done for it: {}", unreadable.error);
         let (kind, object, reason) = (ObjectKind::NodeImage, unreadable.id, reasons::INVALID);
@@ -111,39 +115,52 @@ impl TrackedNode {
         parts: &mut SharedParts,
         fx: &mut NodeEffects<'_>,
     ) {
-        let is_awaited = self.should_have_object(selector);
+        let will_return = self.should_have_object(selector);
         match object {
-            None => self.forget_object(is_awaited, fx),
+            None => self.forget_object(will_return, fx),
             Some(object) if object.is_being_deleted() => {
-                self.forget_object(is_awaited, fx);
+                self.forget_object(will_return, fx);
                 self.object = ObjectState::Terminating;
             }
             Some(object) => self.observe_present(object, parts, fx),
         }
     }
 
-    /// There is no NodeImage any more. `is_awaited`: it's created again, and a job whose tag was in it asks for that once
-    /// more. A job without other nodes would end otherwise.
-    fn forget_object(&mut self, is_awaited: bool, fx: &mut NodeEffects<'_>) {
+    /// There is no NodeImage any more. If it `will_return`, the jobs request their tags again. Otherwise a job without other
+    /// nodes would end.
+    fn forget_object(&mut self, will_return: bool, fx: &mut NodeEffects<'_>) {
         let before = std::mem::replace(&mut self.object, ObjectState::Absent);
         if let ObjectState::Present(_) = before {
-            self.requests.clear();
             self.pulls.abandon_all(fx);
-            self.is_awaited = true;
-            if is_awaited {
+            self.awaited_since = Some(fx.now);
+            self.requests.end_object();
+            if will_return {
                 self.reported.take_back(fx);
             } else {
-                self.give_up_waiting(fx);
+                self.reported = ReportedStates::default();
             }
+        }
+        if !will_return {
+            self.give_up_waiting(fx);
         }
     }
 
-    /// The node gets no NodeImage.
+    /// The jobs go on without the node.
     fn give_up_waiting(&mut self, fx: &mut NodeEffects<'_>) {
-        if std::mem::take(&mut self.is_awaited) {
+        if self.awaited_since.take().is_some() {
             self.requests.clear();
-            self.reported.clear();
             fx.notify_jobs(NodeImageUpdate::Deleted(fx.node.clone()));
+        }
+    }
+
+    /// Gives up waiting for the NodeImage if the node gets none, or not in time.
+    fn check_return(&mut self, selector: &Selector, fx: &mut NodeEffects<'_>) {
+        let Some(since) = self.awaited_since else { return };
+        let end = fx.now.min(since).later_by(LONGEST_RETURN);
+        if end <= fx.now || !self.should_have_object(selector) {
+            self.give_up_waiting(fx);
+        } else {
+            fx.wake_at(end);
         }
     }
 
@@ -163,7 +180,7 @@ impl TrackedNode {
         }
         self.reported.report(&new, parts, fx);
         self.object = ObjectState::Present(new);
-        self.is_awaited = false;
+        self.awaited_since = None;
         self.is_synced = false;
     }
 
@@ -215,9 +232,7 @@ impl TrackedNode {
 
     /// Drives the node towards its NodeImage's spec, and the NodeImage towards what the node and the jobs want.
     pub(super) fn reconcile(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
-        if !self.should_have_object(context.selector) {
-            self.give_up_waiting(fx);
-        }
+        self.check_return(context.selector, fx);
         self.sync_pulls(fx);
         if let Some(object) = self.object.present() {
             self.pulls.give_up(object, context, fx);

@@ -94,7 +94,7 @@ impl Pulls {
             // be fetched again.
             Some(pull) if pull.task.job == task.job && pull.is_sent() => {
                 (pull.task, pull.version) = (task, tag.version);
-                // Its time begins now, also for the earlier round.
+                // The time of the new round begins now, even while the node works on the earlier one.
                 pull.started = pull.started.and(Some(fx.now));
             }
             Some(pull) => {

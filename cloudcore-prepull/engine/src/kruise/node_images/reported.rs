@@ -91,11 +91,6 @@ impl ReportedStates {
             notify_tag_state(&job, &key, TagState::Absent, fx);
         }
     }
-
-    /// Forgets everything: there is no NodeImage any more.
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
 fn notify_tag_state(job: &JobUid, key: &TagKey, state: TagState, fx: &mut NodeEffects<'_>) {

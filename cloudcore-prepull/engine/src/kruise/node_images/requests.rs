@@ -65,6 +65,11 @@ impl RequestQueue {
         Vec::new()
     }
 
+    /// Keeps all requests for the next NodeImage: this one is gone, and the end of the write that's in flight doesn't count.
+    pub(super) fn end_object(&mut self) {
+        self.in_flight = 0;
+    }
+
     /// Drops all requests: there is no NodeImage any more.
     pub(super) fn clear(&mut self) {
         // The end of the write that is in flight must not take out requests that come after this.

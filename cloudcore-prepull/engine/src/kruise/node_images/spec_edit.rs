@@ -89,8 +89,8 @@ pub(super) fn apply_request(
             EditOutcome::Changed
         }
         None => {
-            // Above the version of a removed tag of this name: it may still be in the status, or this edit removes it, and
-            // the node has its task.
+            // Above the version of a removed tag of this name. It may still be in the status. Or this edit removes it, and the
+            // node still has its task.
             let in_status = find_tag_status(status, &key.image, &key.tag).map(|tag| tag.version);
             let before = in_status.max(object.tag(key).map(|(_, tag)| tag.version));
             let mut tag = ImageTagSpec {

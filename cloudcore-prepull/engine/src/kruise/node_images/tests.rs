@@ -49,8 +49,8 @@ pub(super) struct World {
     pub(super) api: bool,
     /// The specs that an admission policy refuses.
     pub(super) refuses: fn(&NodeImageSpec) -> bool,
-    /// Whether a policy adds a label to every object.
-    pub(super) adds_label: bool,
+    /// The label that a policy sets in a write, by the version of the object.
+    pub(super) sets_label: fn(u64) -> Option<String>,
     /// Why the secrets cannot be read, if they cannot.
     pub(super) secrets: Option<&'static str>,
     /// How the next dispatch ends, if it is not just sent.
@@ -81,7 +81,7 @@ impl World {
             writes: Vec::new(),
             api: true,
             refuses: |_| false,
-            adds_label: false,
+            sets_label: |_| None,
             secrets: None,
             next_outcome: None,
         };
@@ -209,12 +209,14 @@ impl World {
                 if (self.refuses)(&spec) {
                     return WrittenNodeImage::Failed;
                 }
-                object.metadata.resource_version = version;
-                let label = self.adds_label.then(|| ("policy".to_owned(), self.versions.to_string()));
-                object.metadata.labels = Some(
-                    labels.iter().map(|(key, value)| (key.clone(), value.clone())).chain(label).collect(),
-                );
-                object.spec = *spec;
+                let mut new = object.clone();
+                let label = (self.sets_label)(self.versions).map(|value| ("policy".to_owned(), value));
+                new.metadata.labels = Some((*labels).clone().into_iter().chain(label).collect());
+                new.spec = *spec;
+                if new != *object {
+                    new.metadata.resource_version = version;
+                    *object = new;
+                }
             }
             NodeImageWrite::Status { version: expected, status, .. } => {
                 let object = self.object.as_mut().unwrap();

@@ -23,9 +23,11 @@ async fn the_tried_program_is_that_of_the_verified_image() -> anyhow::Result<()>
 
     let executor = executor(&fake);
     let executor = Arc::into_inner(executor).unwrap().with_upgrades(Arc::clone(&upgrades));
-    let run = start(&Arc::new(executor), execution);
-    upgrades.wait_for_restart().await;
-    run.end.abort();
+    let mut run = start(&Arc::new(executor), execution);
+    tokio::select! {
+        () = upgrades.wait_for_restart() => {}
+        end = &mut run.end => panic!("{end:?}"),
+    }
     let record = UpgradeFiles::in_state_dir(dir.path()).read_record()?;
     assert_eq!(record.digests().collect::<Vec<_>>(), [sha256(&program("2.0.0"))]);
     Ok(())

@@ -43,9 +43,14 @@ const PROGRESS_RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct NodeImageWrites {
     in_flight: Option<InFlight>,
-    /// Of the object as a whole, its labels and its spec.
+    /// Of the object as a whole, and of its spec.
     of_spec: WritePace,
+    /// Of the labels where the spec needs no write: a policy may set others each time.
+    of_labels: WritePace,
     of_status: WritePace,
+    /// Whether the last write of the spec was refused or failed: one request may be the reason, so they are written one at a
+    /// time.
+    was_refused: bool,
     status_written: Option<Timestamp>,
     /// Since when there is progress that is not written.
     progress_since: Option<Timestamp>,
@@ -61,8 +66,11 @@ struct InFlight {
 #[derive(Debug)]
 enum WrittenPart {
     Whole,
-    /// The spec, and these labels.
-    Spec(Arc<BTreeMap<String, String>>),
+    /// These labels, with the spec as it is or another one.
+    Spec {
+        labels: Arc<BTreeMap<String, String>>,
+        has_changed: bool,
+    },
     Status,
 }
 
@@ -99,7 +107,7 @@ impl NodeImageWrites {
         self.in_flight.is_some()
     }
 
-    /// Whether no write has succeeded since the last one that failed.
+    /// Whether the last write of the object or of its spec failed.
     pub(super) fn have_failed(&self) -> bool {
         self.of_spec.backoff.has_failed()
     }
@@ -111,22 +119,25 @@ impl NodeImageWrites {
 
     pub(super) fn end_write(&mut self, written: &WrittenNodeImage, now: Timestamp) {
         let Some(InFlight { replaces, part }) = self.in_flight.take() else { return };
-        let succeeded = match written {
-            WrittenNodeImage::Failed => false,
-            // A write that changes nothing would be repeated at once, for ever.
-            WrittenNodeImage::Refused(object) => {
-                object.as_ref().is_some_and(|object| Some(&*object.version) != replaces.as_deref())
-            }
-            WrittenNodeImage::Done(None) => true,
-            WrittenNodeImage::Done(Some(object)) => {
-                // And so would one after which a policy has changed the labels.
-                let has_labels =
-                    if let WrittenPart::Spec(labels) = &part { object.labels == *labels } else { true };
-                Some(&*object.version) != replaces.as_deref() && has_labels
-            }
+        let (is_done, object) = match written {
+            WrittenNodeImage::Done(object) => (true, object.as_deref()),
+            WrittenNodeImage::Refused(object) => (false, object.as_deref()),
+            WrittenNodeImage::Failed => (false, None),
         };
-        let pace = if let WrittenPart::Status = part { &mut self.of_status } else { &mut self.of_spec };
-        pace.end_write(succeeded, now);
+        let version = object.map(|object| &*object.version);
+        // A write that changes nothing would be repeated at once, for ever. On a newer version it's repeated at once.
+        let is_news = version != replaces.as_deref() || (is_done && version.is_none());
+        let succeeded = is_news && !matches!(written, WrittenNodeImage::Failed);
+        match part {
+            WrittenPart::Status => self.of_status.end_write(succeeded, now),
+            WrittenPart::Whole => self.of_spec.end_write(succeeded, now),
+            WrittenPart::Spec { labels, has_changed } => {
+                let has_labels = object.is_some_and(|object| object.labels == labels);
+                self.of_labels.end_write(succeeded && has_labels, now);
+                self.of_spec.end_write(succeeded || (is_done && !has_changed), now);
+                self.was_refused = !is_done;
+            }
+        }
     }
 }
 
@@ -182,19 +193,20 @@ impl TrackedNode {
         // A job may have finished, or been deleted, before its request could be written.
         let mut queued = self.requests.take();
         queued.retain(|queued| is_active(queued, context));
-        // One of them may be why the API server refused the last write.
-        let rest =
-            if self.writes.have_failed() && !queued.is_empty() { queued.split_off(1) } else { Vec::new() };
         let stored_tags = StoredTags { object, status, now: fx.now };
-        let mut edits: Vec<_> =
-            queued.iter().map(|queued| spec_edit::apply_request(&mut spec, stored_tags, queued)).collect();
+        let one_at_a_time = self.writes.was_refused;
+        let mut edits = apply_requests(queued, one_at_a_time, |queued| {
+            spec_edit::apply_request(&mut spec, stored_tags, queued)
+        });
         if shares::stored_bytes(&spec) > MAX_STORED {
             // Without those that don't fit: the API server would refuse the others with them.
             spec = object.restore_spec();
             spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
-            edits = queued.iter().map(|queued| apply_if_it_fits(&mut spec, stored_tags, queued)).collect();
+            edits = apply_requests(edits.into_requests(), one_at_a_time, |queued| {
+                apply_if_it_fits(&mut spec, stored_tags, queued)
+            });
         }
-        for (queued, edit) in queued.into_iter().zip(edits) {
+        for (queued, edit) in edits.applied {
             match edit {
                 // It gave its room to a later one.
                 EditOutcome::Changed if !spec_edit::is_requested(&spec, &queued.request) => full.push(queued),
@@ -212,9 +224,14 @@ impl TrackedNode {
         }
         has_changed |= !carried.is_empty();
         let uid = object.uid().to_owned();
-        if has_changed || *object.labels != node.labels {
+        let differs = *object.labels != node.labels;
+        let labels_wait = self.writes.of_labels.wait_end(fx.now);
+        if differs && let Some(wait_end) = labels_wait {
+            fx.wake_at(wait_end);
+        }
+        if has_changed || (differs && labels_wait.is_none()) {
             let (version, labels) = (object.version.to_string(), Arc::new(node.labels.clone()));
-            let part = WrittenPart::Spec(Arc::clone(&labels));
+            let part = WrittenPart::Spec { labels: Arc::clone(&labels), has_changed };
             fx.request_write(NodeImageWrite::Spec {
                 uid: uid.clone(),
                 version,
@@ -226,7 +243,7 @@ impl TrackedNode {
         } else {
             self.write_status(&spec, stored.as_ref(), context, fx);
         }
-        self.requests.put_back(rest);
+        self.requests.put_back(edits.rest);
         self.requests.put_back(deferred);
         for queued in unchanged {
             self.reported.answer(&queued.request, fx);
@@ -281,6 +298,38 @@ impl TrackedNode {
     }
 }
 
+/// Requests, with what has become of them.
+struct AppliedRequests {
+    applied: Vec<(QueuedRequest, EditOutcome)>,
+    /// Those that wait for the end of the write.
+    rest: Vec<QueuedRequest>,
+}
+
+impl AppliedRequests {
+    fn into_requests(self) -> Vec<QueuedRequest> {
+        self.applied.into_iter().map(|(queued, _)| queued).chain(self.rest).collect()
+    }
+}
+
+/// Applies requests to a spec, all of them or until the first one that changes it.
+fn apply_requests(
+    queued: Vec<QueuedRequest>,
+    one_at_a_time: bool,
+    mut apply: impl FnMut(&QueuedRequest) -> EditOutcome,
+) -> AppliedRequests {
+    let (mut applied, mut rest, mut has_changed) = (Vec::new(), Vec::new(), false);
+    for queued in queued {
+        if one_at_a_time && has_changed {
+            rest.push(queued);
+        } else {
+            let edit = apply(&queued);
+            has_changed |= edit == EditOutcome::Changed;
+            applied.push((queued, edit));
+        }
+    }
+    AppliedRequests { applied, rest }
+}
+
 /// Applies a request, but one that makes the NodeImage too large finds no room.
 fn apply_if_it_fits(spec: &mut NodeImageSpec, stored: StoredTags<'_>, queued: &QueuedRequest) -> EditOutcome {
     let before = spec.clone();
@@ -333,6 +382,7 @@ mod tests {
         );
         assert!(!waits(None, &WrittenNodeImage::Done(object("1"))));
         assert!(!waits(Some("1"), &WrittenNodeImage::Done(None)), "it was deleted");
+        assert!(!waits(Some("1"), &WrittenNodeImage::Refused(None)), "it's gone, and may be created");
         assert!(!waits(None, &WrittenNodeImage::Done(None)));
     }
 }

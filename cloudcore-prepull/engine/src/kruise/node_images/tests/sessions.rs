@@ -278,6 +278,8 @@ fn a_node_image_being_deleted_is_gone() {
     assert_eq!((cancels(&world.take_sent()), world.slots), (vec![&task], 1));
     world.pass(Duration::from_secs(60));
     assert_eq!(world.writes, [], "its name is free only once it is gone");
+    let deleted = Action::NotifyJobs(NodeImageUpdate::Deleted(node()));
+    assert!(!world.done.contains(&deleted), "the jobs wait for the next one");
     world.object = None;
     world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
     assert!(matches!(world.writes[0], NodeImageWrite::Create(_)), "{:?}", world.writes);

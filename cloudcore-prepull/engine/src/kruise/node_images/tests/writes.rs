@@ -200,28 +200,44 @@ fn results_are_written_while_the_spec_is_refused() {
 }
 
 #[test]
-fn a_policy_that_adds_labels_holds_up_no_result() {
-    let mut world = World::new();
-    world.edit(|spec| add_manual_tag(spec, "a", "1"));
-    let task = world.take_dispatched()[0].task.id.clone();
-    world.adds_label = true;
-    world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
-    world.end_task(&task, pulled());
-    assert_eq!(world.tag("a", "1").map(|tag| tag.phase), Some(PullPhase::Succeeded));
-    world.take_write_counts();
-    world.pass(Duration::from_secs(290));
-    let (specs, _) = world.take_write_counts();
-    assert!((8..=20).contains(&specs), "{specs}");
+fn a_policy_that_sets_labels_holds_up_nothing() {
+    let policies: [fn(u64) -> Option<String>; 2] =
+        [|version| Some(version.to_string()), |_| Some("the same".to_owned())];
+    for sets_label in policies {
+        let mut world = World::new();
+        world.edit(|spec| add_manual_tag(spec, "a", "1"));
+        let task = world.take_dispatched()[0].task.id.clone();
+        world.sets_label = sets_label;
+        world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
+        world.end_task(&task, pulled());
+        assert_eq!(world.tag("a", "1").map(|tag| tag.phase), Some(PullPhase::Succeeded));
+        world.take_write_counts();
+        world.pass(Duration::from_secs(290));
+        let (specs, _) = world.take_write_counts();
+        assert!((8..=20).contains(&specs), "{specs}");
+        for job in ["one", "two"] {
+            world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+            let key = TagKey::new(job, "1");
+            world.request(&Arc::new(TagRequest { key, ..request(job) }), false);
+            assert!(world.spec_tag(job, "1").is_some(), "it's written at once");
+        }
+    }
 }
 
 #[test]
 fn one_refused_request_holds_up_no_other() {
     let mut world = World::new();
+    world.jobs.borrow_mut().insert(JobUid("pulls".to_owned()), Liveness::Active);
+    world.request(&Arc::new(TagRequest { key: TagKey::new("pulled", "1"), ..request("pulls") }), false);
     world.api = false;
-    for job in ["refused", "one", "two"] {
+    for job in ["refused", "waits", "one", "two"] {
         world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
-        let key = TagKey::new(job, "1");
-        world.request(&Arc::new(TagRequest { key, ..request(job) }), false);
+        let key = TagKey::new(if job == "waits" { "pulled" } else { job }, "1");
+        let mut request = TagRequest { key, ..request(job) };
+        if job == "waits" {
+            request.owner.namespace = Some("bank".to_owned());
+        }
+        world.request(&Arc::new(request), false);
     }
     world.api = true;
     world.refuses = |spec| spec.images.contains_key("refused");
@@ -254,6 +270,45 @@ fn a_node_image_deleted_by_hand_ends_no_job() {
     world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
     world.disconnect();
     assert_eq!(world.done.last(), Some(&Action::NotifyJobs(NodeImageUpdate::Online(node(), false))));
-    world.hear(FleetEvent::NodeGone(node()));
+    world.hear(FleetEvent::Node(NodeView { ready: false, ..view(&[("edge", "")]) }));
     assert_eq!(world.done.last(), Some(&deleted));
+}
+
+#[test]
+fn a_job_waits_five_minutes_for_a_new_node_image() {
+    let mut world = World::new();
+    world.api = false;
+    world.object = None;
+    world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
+    let deleted = Action::NotifyJobs(NodeImageUpdate::Deleted(node()));
+    for (wait, expected) in [(299, false), (2, true)] {
+        world.pass(Duration::from_secs(wait));
+        assert_eq!(world.done.contains(&deleted), expected);
+    }
+    world.api = true;
+    world.pass(Duration::from_secs(31));
+    assert!(matches!(world.done.last(), Some(Action::NotifyJobs(NodeImageUpdate::Online(..)))));
+}
+
+#[test]
+fn requests_outlive_a_deleted_node_image() {
+    let mut world = World::new();
+    for job in ["shop-job", "bank-job", "late-job"] {
+        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+    }
+    let mut bank = request("bank-job");
+    bank.owner.namespace = Some("bank".to_owned());
+    world.request(&Arc::new(request("shop-job")), false);
+    // One waits for the end of the other's pull, and one for the API server.
+    world.request(&Arc::new(bank), false);
+    world.api = false;
+    let late = TagRequest { key: TagKey::new("late", "1"), ..request("late-job") };
+    world.request(&Arc::new(late), false);
+    world.object = None;
+    world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
+    world.api = true;
+    world.pass(Duration::from_secs(31));
+    let owner = world.spec_tag("nginx", "1.25").and_then(|tag| tag.owner_references.first()?.name.clone());
+    assert_eq!(owner.as_deref(), Some("bank-job"));
+    assert!(world.spec_tag("late", "1").is_some());
 }
