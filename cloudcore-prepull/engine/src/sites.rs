@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use prepull_api::sites::{BlobState, Blobs, MAX_BLOBS, is_digest};
-use prepull_api::task::{JobUid, NodeName};
+use prepull_api::task::{JobUid, NodeName, TaskId};
 use prepull_api::wire::Hello;
 
 use crate::fleet::node_view::NodeView;
@@ -43,7 +43,7 @@ pub use look::{Direction, Directions};
 use nodes::{NodeId, SiteNodes};
 pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
 pub use settings::{SITE_LABEL, SiteSettings};
-use site::{Site, TrackerTurn};
+use site::{NONE, Site, TrackerTurn};
 
 /// Milliseconds since 1970.
 type Time = i64;
@@ -168,6 +168,15 @@ impl Sites {
             }
         }
         if site.books.is_empty() {
+            // Its timers and turns end with it, and the next site of these nodes has its own.
+            for (_, number, node) in &site.timers {
+                if *number == NONE && *node != NONE {
+                    self.nodes[*node].has_reminder = false;
+                }
+            }
+            for node in &site.offered {
+                self.nodes[*node].is_offered = false;
+            }
             after.0.inspect(|at| _ = self.due.remove(&(*at, name.clone())));
             self.by_name.remove(name);
         }
@@ -210,6 +219,8 @@ impl Sites {
                     }
                     turn.site.pairs.forget_all(id);
                 });
+                // What the old site has left of it ends there.
+                (self.nodes[id].has_reminder, self.nodes[id].is_offered) = (false, false);
             }
         }
         self.count_missing(missing, self.nodes[id].missing_at());
@@ -349,6 +360,21 @@ impl Sites {
             reason = "the method alone has too narrow a lifetime"
         )]
         oldest.and_then(|name| self.work_on(&name, now, |turn| turn.make_room())).unwrap_or(false)
+    }
+
+    /// A task of the node isn't shared any more: the node wants nothing for it, and carries nothing.
+    pub(crate) fn end_task(&mut self, node: &NodeName, task: &TaskId, now: Timestamp) {
+        let Some(id) = self.nodes.id(node) else { return };
+        let Some(name) = self.nodes[id].site.clone() else { return };
+        self.work_on(&name, now.as_millisecond(), |turn| {
+            for number in turn.nodes[id].books.clone() {
+                let seeker = turn.site.books.get(&number).and_then(|book| book.seekers.get(&id));
+                if seeker.is_some_and(|seeker| *seeker.task == *task) {
+                    turn.remove_seeker(number, id);
+                    turn.site.mark(number);
+                }
+            }
+        });
     }
 
     /// A task of the node has succeeded: it has all of the task's blobs.

@@ -104,6 +104,10 @@ impl TrackerTurn<'_> {
         self.events.push_back(SiteEvent { site, node, digest: digest.to_owned(), kind });
     }
 
+    pub(super) fn is_of_site(&self, node: NodeId) -> bool {
+        self.nodes[node].site.as_ref() == Some(&self.site.name)
+    }
+
     pub(super) fn add_book(&mut self, id: BookId) -> u32 {
         let number = self.site.next_id;
         self.site.next_id = (number + 1) % NONE;

@@ -60,8 +60,11 @@ impl TrackerTurn<'_> {
                 return;
             }
             let Some(node) = self.site.offered.pop_front() else { return };
-            self.nodes[node].is_offered = false;
-            self.match_node(node);
+            // It may have moved to another site.
+            if self.is_of_site(node) {
+                self.nodes[node].is_offered = false;
+                self.match_node(node);
+            }
         }
     }
 

@@ -319,6 +319,23 @@ fn a_task_that_succeeds_proves_its_nodes_layers() {
 }
 
 #[test]
+fn a_deleted_jobs_nodes_carry_nothing() {
+    let mut world = World::new(&[("a", KEYS), ("b", KEYS)]);
+    world.say("a", BlobState::Wanted);
+    world.say("b", BlobState::Wanted);
+    let carriers = |world: &World| {
+        world.engine.site_reports(world.now).iter().map(|site| site.carriers.len()).sum::<usize>()
+    };
+    assert_eq!(carriers(&world), 1);
+    world.give(controller::Input::JobGone(JobUid("uid".to_owned())));
+    for name in ["a", "b"] {
+        world.say(name, BlobState::Dropped);
+    }
+    world.pass(120);
+    assert_eq!((carriers(&world), world.engine.site_reports(world.now).len()), (0, 0));
+}
+
+#[test]
 fn a_jobs_new_limit_reaches_its_carriers() {
     let mut world = World::new(&[("a", KEYS)]);
     world.say("a", BlobState::Wanted);

@@ -186,6 +186,33 @@ fn a_node_serves_four_readers_at_most() {
 }
 
 #[test]
+fn reminders_outlive_a_site_without_blobs_and_a_move() {
+    for moves in [false, true] {
+        let mut story = Story::of(&["a", "b", "c"]);
+        if moves {
+            // The site that they leave stays.
+            story.have("c", "2");
+        }
+        let wait = |story: &mut Story| {
+            story.want("a", "1");
+            story.hear_in(2);
+            story.want("b", "1");
+            assert_eq!(story.hear(), ["b 1: wait"]);
+        };
+        wait(&mut story);
+        for node in ["a", "b"] {
+            if moves {
+                story.place(node, "ship");
+            } else {
+                story.say(node, &[("1", 10 * MIB, BlobState::Dropped, 0)]);
+            }
+        }
+        wait(&mut story);
+        assert_eq!(story.hear_in(25), ["b 1: wait"], "it moves: {moves}");
+    }
+}
+
+#[test]
 fn waiting_nodes_get_reminders() {
     let mut story = Story::of(&["a", "b"]);
     for (node, of) in [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")] {
