@@ -15,6 +15,8 @@ use crate::shared::objects::ObjectId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SpecFingerprint {
     pub(super) whole: u64,
+    /// Hash of what is pulled and where. A child that has finished by another one runs again.
+    pub(super) work: u64,
     /// Hash of `pullSecrets`, which are immutable.
     pub(super) secrets: u64,
 }
@@ -28,8 +30,11 @@ impl SpecFingerprint {
         limits.timeout_seconds.get_or_insert(i32::try_from(DEFAULT_TIMEOUT).unwrap_or(i32::MAX));
         limits.backoff_limit.get_or_insert(i32::try_from(DEFAULT_BACKOFF_LIMIT).unwrap_or(i32::MAX));
         full.image_pull_policy.get_or_insert_with(|| PullPolicy::IfNotPresent.to_string());
-        let text = serde_json::to_string(&full).unwrap_or_default();
-        Self { whole: hash(&text), secrets: hash(&template.pull_secrets) }
+        let text = |template: &PullJobTemplate| serde_json::to_string(template).unwrap_or_default();
+        let whole = hash(&text(&full));
+        // These say how fast, and for how long.
+        (full.parallelism, full.pull_policy, full.completion_policy) = Default::default();
+        Self { whole, work: hash(&text(&full)), secrets: hash(&template.pull_secrets) }
     }
 }
 

@@ -162,7 +162,10 @@ impl RunningListJob {
                 // A child that is being deleted still has the name.
                 None if is_in_use(&child_name(list, image)) => {}
                 None => writes.push((image.as_str(), ChildWrite::Create, None)),
-                Some(child) if child.template.secrets != plan.fingerprint.secrets => {
+                Some(child)
+                    if child.template.secrets != plan.fingerprint.secrets
+                        || (child.has_finished && child.template.work != plan.fingerprint.work) =>
+                {
                     writes.push((image, ChildWrite::Delete, Some(&child.id)));
                 }
                 Some(child) if child.template.whole != plan.fingerprint.whole => {

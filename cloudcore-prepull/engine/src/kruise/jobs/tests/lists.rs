@@ -188,6 +188,24 @@ fn a_template_edit_updates_or_replaces_children() {
 }
 
 #[test]
+fn an_edit_runs_a_finished_child_again() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({"selector": {"names": ["a"]}})));
+    d.succeeds(&nginx(), &["a"]);
+    assert!(d.has_finished(&nginx()));
+    take_child_writes(&mut d);
+    d.list("list", spec(&json!({"selector": {"names": ["a"]}, "parallelism": 7})));
+    assert_eq!(take_child_writes(&mut d), ["change nginx:1", "change redis:2"], "it's as it was pulled");
+    d.list("list", spec(&json!({"selector": {"names": ["a", "b"]}, "parallelism": 7})));
+    assert_eq!(take_child_writes(&mut d), ["delete nginx:1", "change redis:2", "make nginx:1"]);
+    d.succeeds(&redis(), &["a", "b"]);
+    assert_eq!(d.list_status("list").completion_time, None);
+    d.succeeds(&nginx(), &["a", "b"]);
+    let status = d.list_status("list");
+    assert!(status.completion_time.is_some() && status.succeeded == 2, "{status:?}");
+}
+
+#[test]
 fn children_follow_the_images_of_their_list() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));
