@@ -11,6 +11,7 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
 use prepull_e2e::boxes::SERVING;
 use prepull_e2e::images::delta::Delta;
 use prepull_e2e::intruder::Wire;
+use prepull_e2e::network::lan::Vlan;
 use prepull_e2e::prelude::*;
 use serde_json::json;
 
@@ -298,5 +299,37 @@ async fn a_boxs_own_credential_shares_no_layer() -> Result<()> {
         let bytes = status.image(node, &boxes.reference).and_then(|image| image.bytes);
         assert_eq!(bytes.context("no bytes")?.from_peers, None, "{node}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_neighbour_has_sent_needs_no_room_again() -> Result<()> {
+    const LAYER: u64 = 24 * MIB;
+    let plan = Plan { layers: vec![LAYER], ..sharing(1, FAST) };
+    let mut boxes = Boxes::start(&plan).await?;
+    let reader = "edge-2";
+    boxes.add(reader, Vlan::Office, |start, _| Ok(start.disk(256 * MIB))).await?;
+    boxes.cluster.job("first").images([&boxes.reference]).on(["edge-1"]).completes().await?;
+    let settings = Settings::of(&boxes.cluster);
+    settings.apply("uploads", json!({ "nodeNames": ["edge-1"], "peerMaxUploadRate": "2Mi" })).await?;
+    settings.are_in_force("uploads").await?;
+
+    let job = boxes.cluster.job("second").images([&boxes.reference]).on([reader]).retries(0).apply().await?;
+    eventually("most of it is there", SOON, async || {
+        let metrics = boxes.get("edge-1")?.node.metrics().await?;
+        let served = metrics.sum("edgecore_prepull_peer_served_bytes_total", &[]);
+        ensure!(served > 16.0 * 1_048_576.0, "{served} bytes");
+        Ok(())
+    })
+    .await?;
+    let found = boxes.all.iter_mut().find(|found| found.node.name() == reader);
+    let node = &mut found.context("no box")?.node;
+    node.kill9_agent()?;
+    // With all of the layer still to come, it takes more than 111 MiB; with the rest, less than 104.
+    node.containerd().fill_disk(107 * MIB)?;
+    node.restart_agent()?;
+    settings.apply("uploads", json!({ "nodeNames": ["edge-1"] })).await?;
+    job.completes().await?;
+    ensure!(boxes.get(reader)?.node.has_image(&boxes.reference).await?);
     Ok(())
 }

@@ -265,7 +265,7 @@ impl<P: Puller> Fetching<P> {
             shared: fetcher
                 .neighbourhood
                 .as_ref()
-                .filter(|_| !repository.has_machine_credential())
+                .filter(|_| fetcher.shares(&request, &repository))
                 .and_then(|neighbourhood| ImageSharing::new(neighbourhood, &request.terms)),
             deltas,
             needs_deltas: request.terms.deltas == Deltas::Require,

@@ -120,7 +120,7 @@ impl NodeImageTracker {
             Input::NodeImages(objects) => self.replace_node_images(objects, now),
             Input::NodeImage(object) => self.observe_object(object, now),
             Input::NodeImageGone { name, uid } => {
-                if self.nodes.get(&name).is_some_and(|node| node.may_be(&uid)) {
+                if self.nodes.get_mut(&name).is_some_and(|node| node.note_deleted(uid)) {
                     self.observe_node_image(&name, None, now);
                 }
             }

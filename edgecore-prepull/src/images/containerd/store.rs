@@ -128,16 +128,34 @@ impl ContentStore {
         (!layers.is_empty()).then_some(layers)
     }
 
-    /// Lists the blobs that are being written, by digest. Includes leftovers of abandoned pulls.
+    /// Lists the blobs that are being written, by digest. Includes leftovers of abandoned pulls, and not what neighbours have
+    /// sent.
     pub(crate) async fn ingests(&self) -> Option<HashMap<String, Ingest>> {
+        let ingests = self.all_ingests().await?;
+        Some(
+            ingests
+                .filter(|(kind, ..)| kind != PEER_REF)
+                .map(|(_, digest, ingest)| (digest, ingest))
+                .collect(),
+        )
+    }
+
+    /// Bytes of the blobs that are being written, by digest: of the larger part where neighbours have sent one as well.
+    pub(crate) async fn begun_bytes(&self, with_neighbours: bool) -> HashMap<String, u64> {
+        let ingests = self.all_ingests().await.into_iter().flatten();
+        larger_parts(ingests.map(|(kind, digest, ingest)| (kind, digest, ingest.offset)), with_neighbours)
+    }
+
+    /// The kind, the digest and the state of each blob that is being written.
+    async fn all_ingests(&self) -> Option<impl Iterator<Item = (String, String, Ingest)>> {
         let request = namespaced(ListStatusesRequest { filters: Vec::new() });
         let statuses =
             self.answer_or_none(self.content.clone().list_statuses(request).await)?.into_inner().statuses;
-        let ingests = statuses.into_iter().filter_map(|status| {
+        Some(statuses.into_iter().filter_map(|status| {
             let last_write = to_time(status.updated_at.map(|time| (time.seconds, time.nanos)));
-            Some((digest_of_ref(&status.r#ref)?, Ingest { offset: to_size(status.offset), last_write }))
-        });
-        Some(ingests.collect())
+            let (kind, digest) = split_ref(&status.r#ref)?;
+            Some((kind, digest, Ingest { offset: to_size(status.offset), last_write }))
+        }))
     }
 
     /// Asks what is known of a complete blob. Without one the answer is [`Code::NotFound`].
@@ -254,10 +272,22 @@ impl ContentStore {
     }
 }
 
-/// Takes the digest from the ref of an ingest, such as `layer-sha256:…`. Ingests of neighbours' bytes don't match.
-fn digest_of_ref(name: &str) -> Option<String> {
-    let (_kind, digest) = name.split_once('-').filter(|(kind, _)| *kind != PEER_REF)?;
-    digest.contains(':').then(|| digest.to_owned())
+/// Splits the ref of an ingest, such as `layer-sha256:…`, into its kind and the digest.
+fn split_ref(name: &str) -> Option<(String, String)> {
+    let (kind, digest) = name.split_once('-')?;
+    digest.contains(':').then(|| (kind.to_owned(), digest.to_owned()))
+}
+
+fn larger_parts(
+    parts: impl Iterator<Item = (String, String, u64)>,
+    with_neighbours: bool,
+) -> HashMap<String, u64> {
+    let mut larger = HashMap::new();
+    for (_, digest, bytes) in parts.filter(|(kind, ..)| with_neighbours || kind != PEER_REF) {
+        let known = larger.entry(digest).or_default();
+        *known = bytes.max(*known);
+    }
+    larger
 }
 
 fn to_time(since_1970: Option<(i64, i32)>) -> Option<SystemTime> {
@@ -272,8 +302,21 @@ mod tests {
 
     #[test]
     fn the_ref_contains_the_digest() {
-        assert_eq!(digest_of_ref("layer-sha256:aa").as_deref(), Some("sha256:aa"));
-        assert_eq!(digest_of_ref("upload"), None);
-        assert_eq!(digest_of_ref("peer-sha256:aa"), None);
+        let split = |name| split_ref(name).map(|(kind, digest)| format!("{kind} {digest}"));
+        assert_eq!(split("layer-sha256:aa").as_deref(), Some("layer sha256:aa"));
+        assert_eq!(split("upload"), None);
+    }
+
+    #[test]
+    fn what_neighbours_have_sent_counts_where_it_is_used() {
+        let parts = [("layer", "sha256:a", 3), ("peer", "sha256:a", 7), ("peer", "sha256:b", 5)];
+        for (with_neighbours, expected) in
+            [(false, &[("sha256:a", 3)][..]), (true, &[("sha256:a", 7), ("sha256:b", 5)])]
+        {
+            let parts =
+                parts.iter().map(|(kind, digest, bytes)| ((*kind).to_owned(), (*digest).to_owned(), *bytes));
+            let expected = expected.iter().map(|(digest, bytes)| ((*digest).to_owned(), *bytes)).collect();
+            assert_eq!(larger_parts(parts, with_neighbours), expected);
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use prepull_api::download::Deltas as Rule;
 use prepull_api::task::NoDelta;
+use prepull_registry::Repository;
 
 use super::delta::{LayerDeltas, UnusedDelta};
 use super::deltas::Goal;
@@ -36,11 +37,12 @@ impl Fetcher {
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
     ) -> Result<Admitted<'_>, FetchStop> {
-        let whole = self.layers(goal.repository, goal.image, goal.facts).await;
+        let is_shared = self.shares(request, goal.repository);
+        let whole = self.layers(goal.repository, goal.image, goal.facts, is_shared).await;
         let (deltas, mut no_delta) = self.deltas_for(request, goal, &whole).await?;
         if let Some(deltas) = deltas {
             let mut layers = whole.clone();
-            self.put_deltas(&mut layers, &deltas).await;
+            self.put_deltas(&mut layers, &deltas, is_shared).await;
             let is_required = request.terms.deltas == Rule::Require;
             let refusal = match self.begin_if_fits(request, goal, layers, is_required).await {
                 Ok((layers, watched)) => {
@@ -57,6 +59,13 @@ impl Fetcher {
         }
         let (layers, watched) = self.begin_if_fits(request, goal, whole, true).await?;
         Ok(Admitted { layers, watched, deltas: None, no_delta })
+    }
+
+    /// Whether the layers of a pull may come from neighbours.
+    pub(super) fn shares(&self, request: &PullRequest<'_>, repository: &Repository) -> bool {
+        self.neighbourhood.is_some()
+            && request.terms.shared_for.is_some()
+            && !repository.has_machine_credential()
     }
 
     /// Begins a download, if it fits.

@@ -17,7 +17,7 @@ use super::download::Download;
 use super::downloads::Layer;
 use super::flights::Flight;
 use super::image::blob_to_write;
-use super::rebuild::RebuildFailure;
+use super::rebuild::{RebuildFailure, RebuiltTar};
 use super::stop::FetchStop;
 use super::unpacked::{Diff, parse_diffs};
 use crate::images::containerd::{BlobKind, BlobToWrite, Unpack};
@@ -82,6 +82,11 @@ impl UnpackStep<'_> {
         if self.is_unpacked().await {
             return Ok(());
         }
+        if layer.is_needless {
+            // Its image was removed since, and nothing fetches it. The runtime's check tells of it, and the next attempt does.
+            let why = "it's no longer unpacked, as it was when the pull began";
+            return Err(RebuildFailure::Useless(UnusedDelta::new(NoDelta::NotUnpacked, why)));
+        }
         wait_for(arrived, layer.blob_to_fetch()).await;
         if let (Some(delta), Some(deltas)) = (&layer.delta, &download.deltas)
             && layer.whole.get().is_none()
@@ -106,9 +111,10 @@ impl UnpackStep<'_> {
         if self.is_unpacked().await {
             return Ok(());
         }
-        let tar = download.rebuild(&layer.descriptor, delta, old, &diff.diff_id).await?;
+        let RebuiltTar { tar, is_ours } =
+            download.rebuild(&layer.descriptor, delta, old, &diff.diff_id).await?;
         let unpacked = self.unpack_blob(&tar).await;
-        if tar.digest != layer.descriptor.digest {
+        if is_ours {
             // If that fails, it goes with the lease.
             let _ = download.fetcher.writer.delete(&tar.digest).await;
         }

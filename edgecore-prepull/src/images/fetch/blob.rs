@@ -42,7 +42,7 @@ impl Download<'_> {
         let mut seeker = self.seek(blob, flight).await;
         let mut avoid: Vec<HostId> = Vec::new();
         let mut open = None;
-        let mut lies = 0;
+        let (mut lies, mut is_second_try) = (0, false);
         loop {
             let way = match &mut seeker {
                 Some(seeker) => wait_for_origin(seeker, &mut open).await,
@@ -104,10 +104,17 @@ impl Download<'_> {
                 }
                 (Blame::Several, Some(seeker)) => seeker.go_alone(DAMAGED),
                 _ => {
-                    // What an earlier pull has left may have been wrong, so that no host is to blame.
-                    let Some(host) = host.filter(|_| avoid.is_empty()) else {
-                        return Err(self.write_failed(error));
+                    let Some(host) = host else {
+                        // What an earlier pull has left was wrong, and it's gone now.
+                        if std::mem::replace(&mut is_second_try, true) {
+                            return Err(self.write_failed(error));
+                        }
+                        tracing::warn!(image = self.reference, blob = blob.digest, %error, "what an earlier pull has left of a blob is damaged; it is fetched once more");
+                        continue;
                     };
+                    if !avoid.is_empty() {
+                        return Err(self.write_failed(error));
+                    }
                     tracing::warn!(image = self.reference, blob = blob.digest, %host, %error, "a blob arrived damaged; it is fetched once more, from another host if there is one");
                     avoid.push(host);
                 }

@@ -142,15 +142,16 @@ impl Fetcher {
         repository: &Repository,
         image: &ImageParts,
         facts: &RuntimeFacts,
+        is_shared: bool,
     ) -> Vec<Layer> {
-        let ingests = self.store.ingests().await.unwrap_or_default();
+        let begun = self.store.begun_bytes(is_shared).await;
         let layer = |index: usize| {
             let descriptor = image.layers[index].clone();
             let flight = self.flights.shared_value(&descriptor.digest);
-            let ingest = ingests.get(&descriptor.digest).map_or(0, |ingest| ingest.offset);
+            let begun = begun.get(&descriptor.digest).map_or(0, |begun| descriptor.size.min(*begun));
             async move {
                 let has_blob = self.store.has_blob(&descriptor.digest).await;
-                let there = if has_blob { descriptor.size } else { ingest.min(descriptor.size) };
+                let there = if has_blob { descriptor.size } else { begun };
                 Layer::new(descriptor, flight, there)
             }
         };
@@ -169,14 +170,14 @@ impl Fetcher {
     }
 
     /// Has deltas downloaded in place of layers.
-    pub(super) async fn put_deltas(&self, layers: &mut [Layer], deltas: &LayerDeltas) {
-        let ingests = self.store.ingests().await.unwrap_or_default();
+    pub(super) async fn put_deltas(&self, layers: &mut [Layer], deltas: &LayerDeltas, is_shared: bool) {
+        let begun = self.store.begun_bytes(is_shared).await;
         for layer in layers {
             let Some(delta) = deltas.delta_of(&layer.descriptor.digest).cloned() else { continue };
             let Descriptor { digest, size, .. } = &delta.blob;
-            let (flight, ingest) = (self.flights.shared_value(digest), ingests.get(digest));
-            let offset = ingest.map_or(0, |ingest| ingest.offset.min(*size));
-            let there = if self.store.has_blob(digest).await { *size } else { offset };
+            let flight = self.flights.shared_value(digest);
+            let begun = begun.get(digest).map_or(0, |begun| *size.min(begun));
+            let there = if self.store.has_blob(digest).await { *size } else { begun };
             let tar = delta.tar_or_guess(&layer.descriptor);
             flight.set_tar(tar);
             flight.ask_unpacked(std::future::ready(tar)).await;

@@ -77,15 +77,23 @@ fn useless_delta(why: &str) -> RebuildFailure {
     RebuildFailure::Useless(wrong_layer(&why))
 }
 
+/// The tar of a rebuilt layer in the content store, which containerd has checked.
+pub(super) struct RebuiltTar {
+    pub(super) tar: Descriptor,
+    /// Whether we have written it. Otherwise another image has the layer uncompressed, or an attempt that was killed has left
+    /// it, which goes with the lease.
+    pub(super) is_ours: bool,
+}
+
 impl Download<'_> {
-    /// Rebuilds a layer from a delta that has arrived. Returns the descriptor of its tar, which containerd has checked.
+    /// Rebuilds a layer from a delta that has arrived.
     pub(super) async fn rebuild(
         &self,
         layer: &Descriptor,
         delta: &Delta,
         old: &OldImage,
         diff_id: &str,
-    ) -> Result<Descriptor, RebuildFailure> {
+    ) -> Result<RebuiltTar, RebuildFailure> {
         // The semaphore is never closed. The thread holds the permit: it may outlast this attempt.
         let turn = self.fetcher.rebuilding.clone().acquire_owned().await;
         let writer = &self.fetcher.writer;
@@ -105,10 +113,9 @@ impl Download<'_> {
             ..Descriptor::default()
         };
         let Some(mut part) = opened else {
-            // Another image has this layer uncompressed.
             let there = self.fetcher.store.look_up_blob(diff_id).await;
             return there
-                .map(|blob| tar(blob.size))
+                .map(|blob| RebuiltTar { tar: tar(blob.size), is_ours: false })
                 .ok_or_else(|| useless_delta("the rebuilt layer was lost"));
         };
         let (sender, mut pieces) = mpsc::channel(PIECES);
@@ -157,7 +164,8 @@ impl Download<'_> {
             }
         };
         match committed {
-            Ok(()) => Ok(tar(written)),
+            // A layer without compression is its own tar, and belongs to the image.
+            Ok(()) => Ok(RebuiltTar { tar: tar(written), is_ours: diff_id != layer.digest }),
             Err(BlobWriteError::Mismatch { .. }) => {
                 self.discard_tar(&blob).await;
                 Err(useless_delta("the delta gives a layer with another digest than that in the image"))

@@ -39,6 +39,8 @@ pub(super) struct TrackedNode {
     /// The Node; `None` if there is none.
     pub(super) node: Option<NodeView>,
     object: ObjectState,
+    /// UID of the last NodeImage that the watch reported as deleted: the answer to a write may come after that.
+    deleted: Option<String>,
     /// The node's session; `None` while the node is offline.
     session: Option<SessionId>,
     pub(super) pulls: Pulls,
@@ -93,9 +95,11 @@ impl TrackedNode {
         self.object.present().is_some_and(|object| object.is_owned_by_any(is_meant))
     }
 
-    /// Whether the NodeImage has this UID, or there is none.
-    pub(super) fn may_be(&self, uid: &str) -> bool {
-        self.object.present().is_none_or(|object| object.uid() == uid)
+    /// The NodeImage with this UID was deleted. Returns whether it was the node's, as far as we know.
+    pub(super) fn note_deleted(&mut self, uid: String) -> bool {
+        let is_known = self.object.present().is_none_or(|object| object.uid() == uid);
+        self.deleted = Some(uid);
+        is_known
     }
 
     /// The API server has a NodeImage that cannot be read.
@@ -115,6 +119,9 @@ impl TrackedNode {
         parts: &mut SharedParts,
         fx: &mut NodeEffects<'_>,
     ) {
+        if object.as_ref().is_some_and(|object| self.deleted.as_deref() == Some(object.uid())) {
+            return;
+        }
         let will_return = self.should_have_object(selector);
         match object {
             None => self.forget_object(will_return, fx),

@@ -38,6 +38,8 @@ pub(super) struct World {
     /// As the API server has it.
     pub(super) object: Option<NodeImage>,
     versions: u64,
+    /// How many NodeImages there have been.
+    created: u64,
     session: u64,
     /// Free task slots of the node.
     pub(super) slots: i64,
@@ -74,6 +76,7 @@ impl World {
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             object: None,
             versions: 0,
+            created: 0,
             session: 0,
             slots: 1,
             jobs: RefCell::default(),
@@ -104,7 +107,7 @@ impl World {
     /// Another cloudcore, which has listed what the API server has, and has not reconciled yet.
     pub(super) fn restarted(&self) -> Self {
         let mut world = Self::bare();
-        (world.versions, world.now) = (self.versions, self.now);
+        (world.versions, world.created, world.now) = (self.versions, self.created, self.now);
         world.object.clone_from(&self.object);
         let objects = world.object.clone().map(|object| Ok(Box::new(object.into())));
         world.images.handle(Input::NodeImages(objects.into_iter().collect()), world.now);
@@ -191,9 +194,11 @@ impl World {
         let version = Some(self.versions.to_string());
         match write {
             NodeImageWrite::Create(labels) => {
+                self.created += 1;
+                let uid = if self.created == 1 { UID.to_owned() } else { format!("{UID}-{}", self.created) };
                 let metadata = ObjectMeta {
                     name: Some(node().0),
-                    uid: Some(UID.to_owned()),
+                    uid: Some(uid),
                     labels: Some((*labels).clone()),
                     resource_version: version,
                     ..ObjectMeta::default()

@@ -267,7 +267,7 @@ fn a_node_image_deleted_by_hand_ends_no_job() {
     // What the node does in between counts.
     world.api = false;
     world.object = None;
-    world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
+    world.input(Input::NodeImageGone { name: node(), uid: format!("{UID}-2") });
     world.disconnect();
     assert_eq!(world.done.last(), Some(&Action::NotifyJobs(NodeImageUpdate::Online(node(), false))));
     world.hear(FleetEvent::Node(NodeView { ready: false, ..view(&[("edge", "")]) }));
@@ -311,4 +311,19 @@ fn requests_outlive_a_deleted_node_image() {
     let owner = world.spec_tag("nginx", "1.25").and_then(|tag| tag.owner_references.first()?.name.clone());
     assert_eq!(owner.as_deref(), Some("bank-job"));
     assert!(world.spec_tag("late", "1").is_some());
+}
+
+#[test]
+fn a_late_answer_brings_no_deleted_node_image_back() {
+    let mut world = World::new();
+    let deleted = world.object.take().unwrap();
+    let answer = || WrittenNodeImage::Done(Some(Box::new(deleted.clone().into())));
+    world.api = false;
+    world.input(Input::NodeImageGone { name: node(), uid: UID.to_owned() });
+    world.input(Input::Written(node(), answer()));
+    world.api = true;
+    world.pass(Duration::from_secs(31));
+    world.input(Input::Written(node(), answer()));
+    world.edit(|spec| add_manual_tag(spec, "a", "1"));
+    assert_eq!(world.take_dispatched().len(), 1, "the next one is there, and stays");
 }
