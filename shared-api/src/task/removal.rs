@@ -186,9 +186,9 @@ impl RemovalResult {
         self.removed_before.saturating_add(self.removed)
     }
 
-    /// Bytes that were freed over all attempts.
+    /// Bytes that were freed over all attempts; at most those of a signed integer of 64 bits, as an API server keeps them.
     pub fn all_freed_bytes(&self) -> u64 {
-        self.freed_before.saturating_add(self.freed_bytes)
+        self.freed_before.saturating_add(self.freed_bytes).min(i64::MAX.unsigned_abs())
     }
 }
 
@@ -219,5 +219,15 @@ mod tests {
         let read = |text: &str| serde_json::from_str::<RemovalOutcome>(text).unwrap_or_default();
         assert_eq!(read("\"Removed\""), RemovalOutcome::Removed);
         assert_eq!(read("\"Newer\""), RemovalOutcome::Failed);
+    }
+
+    #[test]
+    fn attempts_free_no_more_than_an_api_server_keeps() {
+        let most = i64::MAX.unsigned_abs();
+        let mut result = RemovalResult { freed_bytes: most, ..RemovalResult::default() };
+        for _ in 0..2 {
+            result = RemovalResult { freed_bytes: most, ..result.before_next_attempt() };
+        }
+        assert_eq!((result.freed_before, result.all_freed_bytes()), (most, most));
     }
 }

@@ -62,13 +62,18 @@ impl Rollout {
     pub fn end_waits_for(&mut self, secret: &str, now: Timestamp) {
         let waiting: Vec<usize> = self.postponed.iter().map(|(_, at)| *at).collect();
         for at in waiting {
-            let postponed = self.members[at].postponed.as_mut();
+            let member = &mut self.members[at];
+            let is_charged = member.record.phase == NodePhase::Pending;
+            let postponed = member.postponed.as_mut();
             let Some(postponed) =
                 postponed.filter(|postponed| postponed.withheld.iter().any(|name| name == secret))
             else {
                 continue;
             };
             if let Some((until, _)) = &mut postponed.waits {
+                if is_charged {
+                    postponed.postponement.end_wait_early(Moment::time_since(*until, now));
+                }
                 *until = now;
                 self.postponed.insert((now, at));
             }

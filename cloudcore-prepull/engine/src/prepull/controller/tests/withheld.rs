@@ -42,6 +42,8 @@ fn only_consent_resumes_a_withheld_node() {
     world.give(allowed(UID, "s/t"));
     world.pass(300);
     assert_eq!((world.dispatched.len(), world.phase_of("a")), (4, NodePhase::InProgress));
+    let left = world.remaining.last().unwrap().as_secs();
+    assert!(left >= 280, "{left} s of 300: of the last wait only what has passed counts");
     // It has been waited for once.
     world.give(allowed(UID, "s/t"));
     world.ends("a", TaskOutcome::Succeeded);
