@@ -200,10 +200,12 @@ impl PrepullJob {
             Reattach::Dispatch => self.dispatch(node, effects),
             Reattach::Start => self.record_start(node, effects),
             // The terms may have changed while it was away, or another cloudcore gave it keys that we don't know.
+            // Without a plan, since its Node is gone, it goes on with what it was sent.
             Reattach::AtWork
-                if self.members.limits_downloads()
-                    || self.members.has_unknown_keys(node)
-                    || open.is_some_and(|open| open.limited) =>
+                if self.members.has_plan(node)
+                    && (self.members.limits_downloads()
+                        || self.members.has_unknown_keys(node)
+                        || open.is_some_and(|open| open.limited)) =>
             {
                 self.dispatch(node, effects);
             }

@@ -151,6 +151,10 @@ impl Members {
         }
     }
 
+    pub(super) fn has_plan(&self, node: &NodeName) -> bool {
+        self.plans.contains_key(node)
+    }
+
     /// Whether the node's images name secrets, and an earlier leader sent the task.
     pub(super) fn has_unknown_keys(&self, node: &NodeName) -> bool {
         let names_secrets = self.plans.get(node).is_some_and(|plan| plan.names_secrets());

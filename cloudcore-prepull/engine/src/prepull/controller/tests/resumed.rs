@@ -332,3 +332,21 @@ fn a_held_jobs_pause_costs_no_time() {
     world.pass(1_000);
     assert_eq!(world.phase_of("n0"), NodePhase::InProgress);
 }
+
+#[test]
+fn a_pull_goes_on_although_its_node_object_is_gone() {
+    let (mut world, nodes) = fleet(1);
+    let wanted = |stored| with_spec(template(&nodes), json!({"pin": true}), 1, stored);
+    world.give(wanted(None));
+    world.says("n0", EdgeMessage::Accepted { task: task() });
+    world.pass(1_000);
+    let stored = world.status().clone();
+    world.restart(&[]);
+    world.give(wanted(Some(&stored)));
+    world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+    world.pass(1_000);
+    assert_eq!(world.cancels(), [""; 0]);
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.pass(5_000);
+    assert_eq!(world.phase_of("n0"), NodePhase::Successful);
+}
