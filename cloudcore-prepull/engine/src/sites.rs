@@ -169,13 +169,12 @@ impl Sites {
         }
         if site.books.is_empty() {
             // Its timers and turns end with it, and the next site of these nodes has its own.
-            for (_, number, node) in &site.timers {
-                if *number == NONE && *node != NONE {
-                    self.nodes[*node].has_reminder = false;
+            let reminders = site.timers.iter().filter(|(_, number, node)| *number == NONE && *node != NONE);
+            for node in reminders.map(|(_, _, node)| *node).chain(site.offered.iter().copied()) {
+                let node = &mut self.nodes[node];
+                if node.site.as_ref() == Some(name) {
+                    (node.has_reminder, node.is_offered) = (false, false);
                 }
-            }
-            for node in &site.offered {
-                self.nodes[*node].is_offered = false;
             }
             after.0.inspect(|at| _ = self.due.remove(&(*at, name.clone())));
             self.by_name.remove(name);
@@ -219,7 +218,7 @@ impl Sites {
                     }
                     turn.site.pairs.forget_all(id);
                 });
-                // What the old site has left of it ends there.
+                // The old site may still have a timer and a turn of it, which it skips.
                 (self.nodes[id].has_reminder, self.nodes[id].is_offered) = (false, false);
             }
         }

@@ -186,7 +186,7 @@ impl RemovalResult {
         self.removed_before.saturating_add(self.removed)
     }
 
-    /// Bytes that were freed over all attempts; at most those of a signed integer of 64 bits, as an API server keeps them.
+    /// Bytes that were freed over all attempts, capped at `i64::MAX`, the largest number that an API server keeps.
     pub fn all_freed_bytes(&self) -> u64 {
         self.freed_before.saturating_add(self.freed_bytes).min(i64::MAX.unsigned_abs())
     }

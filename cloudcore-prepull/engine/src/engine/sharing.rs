@@ -31,7 +31,7 @@ impl Engine {
     /// A node reports the blobs of a task. Sites share only the blobs of tasks the node must carry out.
     pub(super) fn note_blobs(&mut self, node: &NodeName, mut blobs: Blobs, now: Timestamp) {
         let Some((shared, access)) = self.shared_by(node, &blobs.task) else {
-            // What it wanted before, it says too late: the task was cancelled, or its job deleted.
+            // The task was cancelled, or its job deleted, before the node could report what it dropped.
             self.sites.end_task(node, &blobs.task, now);
             return self.sites.refuse(node, blobs, NOT_SHARED);
         };

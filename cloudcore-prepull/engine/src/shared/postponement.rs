@@ -36,14 +36,14 @@ impl Postponement {
         })
     }
 
-    /// The last wait has ended this much earlier.
-    pub(crate) fn end_wait_early(&mut self, left: Duration) {
-        self.spent = self.spent.saturating_sub(left);
-    }
-
     /// The same for a task with its time already running.
     pub(crate) fn next_wait_in_its_time(&mut self) -> Duration {
         self.backoff.next_wait()
+    }
+
+    /// The last wait has ended this much earlier.
+    pub(crate) fn end_wait_early(&mut self, left: Duration) {
+        self.spent = self.spent.saturating_sub(left);
     }
 
     /// The time that the tries and the waits have taken.

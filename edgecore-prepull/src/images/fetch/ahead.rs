@@ -83,7 +83,8 @@ impl UnpackStep<'_> {
             return Ok(());
         }
         if layer.is_needless {
-            // Its image was removed since, and nothing fetches it. The runtime's check tells of it, and the next attempt does.
+            // Its image was removed since, and this pull doesn't fetch it. `check_whole` fails the attempt, and the next one
+            // fetches it.
             let why = "it's no longer unpacked, as it was when the pull began";
             return Err(RebuildFailure::Useless(UnusedDelta::new(NoDelta::NotUnpacked, why)));
         }

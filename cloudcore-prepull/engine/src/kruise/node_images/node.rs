@@ -162,8 +162,10 @@ impl TrackedNode {
 
     /// Gives up waiting for the NodeImage if the node gets none, or not in time.
     fn check_return(&mut self, selector: &Selector, fx: &mut NodeEffects<'_>) {
-        let Some(since) = self.awaited_since else { return };
-        let end = fx.now.min(since).later_by(LONGEST_RETURN);
+        let Some(since) = self.awaited_since.as_mut() else { return };
+        // The clock may have been set back.
+        *since = fx.now.min(*since);
+        let end = since.later_by(LONGEST_RETURN);
         if end <= fx.now || !self.should_have_object(selector) {
             self.give_up_waiting(fx);
         } else {

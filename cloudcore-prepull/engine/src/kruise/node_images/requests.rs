@@ -12,6 +12,8 @@ pub(super) struct QueuedRequest {
     pub(super) request: Arc<TagRequest>,
     /// Whether to pull an ended tag once more.
     pub(super) new_round: bool,
+    /// Whether a write that carried it has failed.
+    pub(super) has_failed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -27,14 +29,19 @@ impl RequestQueue {
     pub(super) fn push(&mut self, request: Arc<TagRequest>, new_round: bool) {
         let waiting = self.queue.iter_mut().skip(self.in_flight);
         match waiting.into_iter().find(|queued| queued.request.owner.uid == request.owner.uid) {
-            Some(queued) => *queued = QueuedRequest { request, new_round: new_round || queued.new_round },
-            None => self.queue.push(QueuedRequest { request, new_round }),
+            Some(queued) => {
+                let new_round = new_round || queued.new_round;
+                *queued = QueuedRequest { request, new_round, has_failed: false };
+            }
+            None => self.queue.push(QueuedRequest { request, new_round, has_failed: false }),
         }
     }
 
-    /// Takes all requests out, to be applied to a spec.
+    /// Takes all requests out, to be applied to a spec. Those that have failed come last.
     pub(super) fn take(&mut self) -> Vec<QueuedRequest> {
-        std::mem::take(&mut self.queue)
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.sort_by_key(|queued| queued.has_failed);
+        queue
     }
 
     /// Puts the requests back that a write carries which begins now.
@@ -56,10 +63,10 @@ impl RequestQueue {
         if succeeded {
             return carried;
         }
-        for QueuedRequest { request, new_round } in carried {
+        for QueuedRequest { request, new_round, .. } in carried {
             match self.queue.iter_mut().find(|later| later.request.owner.uid == request.owner.uid) {
                 Some(later) => later.new_round |= new_round,
-                None => self.queue.push(QueuedRequest { request, new_round }),
+                None => self.queue.push(QueuedRequest { request, new_round, has_failed: true }),
             }
         }
         Vec::new()
@@ -67,10 +74,10 @@ impl RequestQueue {
 
     /// Keeps all requests for the next NodeImage: this one is gone, and the end of the write that's in flight doesn't count.
     pub(super) fn end_object(&mut self) {
-        self.in_flight = 0;
+        self.end_write(false);
     }
 
-    /// Drops all requests: there is no NodeImage any more.
+    /// Drops all requests: the jobs go on without the node.
     pub(super) fn clear(&mut self) {
         // The end of the write that is in flight must not take out requests that come after this.
         *self = Self::default();
@@ -85,6 +92,7 @@ impl QueuedRequest {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::kruise::node_images::tests::request;
 
@@ -98,6 +106,25 @@ mod tests {
         queue.push(Arc::new(request("two")), false);
         assert_eq!(queue.end_write(true).len(), 0);
         assert_eq!(queue.take().len(), 1);
+    }
+
+    #[test]
+    fn a_failed_request_comes_last_and_gives_way_to_a_later_one() {
+        let mut queue = RequestQueue::default();
+        queue.push(Arc::new(request("one")), true);
+        let carried = queue.take();
+        queue.begin_write(carried);
+        queue.end_write(false);
+        queue.push(Arc::new(request("two")), false);
+        let carried = queue.take();
+        assert_eq!(carried.iter().map(|queued| queued.job().unwrap().0).collect::<Vec<_>>(), ["two", "one"]);
+        queue.begin_write(carried);
+        let later = Arc::new(TagRequest { image_pull_policy: Some("Always".to_owned()), ..request("one") });
+        queue.push(later.clone(), false);
+        queue.end_object();
+        let kept = queue.take();
+        let of_one = kept.iter().find(|queued| queued.request == later).unwrap();
+        assert_eq!((kept.len(), of_one.new_round), (2, true));
     }
 
     #[test]

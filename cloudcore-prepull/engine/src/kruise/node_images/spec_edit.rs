@@ -45,7 +45,7 @@ pub(super) struct StoredTags<'a> {
 pub(super) fn apply_request(
     spec: &mut NodeImageSpec,
     StoredTags { object, status, now }: StoredTags<'_>,
-    QueuedRequest { request, new_round }: &QueuedRequest,
+    QueuedRequest { request, new_round, .. }: &QueuedRequest,
 ) -> EditOutcome {
     let has_disowned = disown_others(spec, request);
     let full = EditOutcome::Full { has_disowned };

@@ -49,8 +49,8 @@ pub(super) struct World {
     pub(super) writes: Vec<NodeImageWrite>,
     /// Whether the API server is available.
     pub(super) api: bool,
-    /// The specs that an admission policy refuses.
-    pub(super) refuses: fn(&NodeImageSpec) -> bool,
+    /// The specs and labels that an admission policy refuses.
+    pub(super) refuses: fn(&NodeImageSpec, &BTreeMap<String, String>) -> bool,
     /// The label that a policy sets in a write, by the version of the object.
     pub(super) sets_label: fn(u64) -> Option<String>,
     /// Why the secrets cannot be read, if they cannot.
@@ -83,7 +83,7 @@ impl World {
             done: Vec::new(),
             writes: Vec::new(),
             api: true,
-            refuses: |_| false,
+            refuses: |_, _| false,
             sets_label: |_| None,
             secrets: None,
             next_outcome: None,
@@ -211,7 +211,7 @@ impl World {
                 if object.metadata.resource_version.as_ref() != Some(&expected) {
                     return WrittenNodeImage::Refused(Some(Box::new(object.clone().into())));
                 }
-                if (self.refuses)(&spec) {
+                if (self.refuses)(&spec, &labels) {
                     return WrittenNodeImage::Failed;
                 }
                 let mut new = object.clone();

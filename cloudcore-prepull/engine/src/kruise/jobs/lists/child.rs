@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-use prepull_api::crd::kruise::{ImagePullJob, PullJobTemplate};
+use prepull_api::crd::kruise::{CompletionPolicy, ImagePullJob, PullJobTemplate};
 use prepull_api::task::{JobUid, PullPolicy};
 
 use crate::kruise::jobs::metadata;
@@ -32,8 +32,10 @@ impl SpecFingerprint {
         full.image_pull_policy.get_or_insert_with(|| PullPolicy::IfNotPresent.to_string());
         let text = |template: &PullJobTemplate| serde_json::to_string(template).unwrap_or_default();
         let whole = hash(&text(&full));
-        // These say how fast, and for how long.
-        (full.parallelism, full.pull_policy, full.completion_policy) = Default::default();
+        // The rest says how fast, and for how long.
+        (full.parallelism, full.pull_policy) = Default::default();
+        let kind = full.completion_policy.type_.take();
+        full.completion_policy = CompletionPolicy { type_: kind, ..CompletionPolicy::default() };
         Self { whole, work: hash(&text(&full)), secrets: hash(&template.pull_secrets) }
     }
 }

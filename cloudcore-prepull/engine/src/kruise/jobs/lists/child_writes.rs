@@ -31,6 +31,9 @@ pub(super) struct ChildWrites {
     is_refused: bool,
     /// Whether an object that does not belong to the list has the child's name.
     is_name_taken: bool,
+    /// The fingerprint of the work for which a child was deleted last: a policy may give each child another one, so none is
+    /// deleted twice for the same.
+    deleted_for: Option<u64>,
 }
 
 impl Default for ChildWrites {
@@ -42,11 +45,22 @@ impl Default for ChildWrites {
             backoff: RETRY,
             is_refused: false,
             is_name_taken: false,
+            deleted_for: None,
         }
     }
 }
 
 impl ChildWrites {
+    /// Whether a child that has finished may be deleted, so that the next one does this work.
+    pub(super) fn may_run_again(&self, work: u64) -> bool {
+        self.deleted_for != Some(work)
+    }
+
+    /// A child is deleted, and the next one does this work.
+    pub(super) fn note_deletion(&mut self, work: u64) {
+        self.deleted_for = Some(work);
+    }
+
     /// When the write may be made; `None` while one is in flight.
     pub(super) fn due_at(&self, write: ChildWrite) -> Option<Timestamp> {
         if self.in_flight {

@@ -149,11 +149,15 @@ impl RunningListJob {
 
     /// The writes that bring the children in line with the list: those of its images in their order, then the deletions.
     fn wanted_writes<'a>(
+        &self,
         plan: &'a ListPlan,
-        list: &str,
         children: &'a Children,
         by_image: &HashMap<&'a str, &'a ListChild>,
     ) -> Vec<(&'a str, ChildWrite, Option<&'a ObjectId>)> {
+        let list = &self.lifecycle.id().name;
+        let SpecFingerprint { work, .. } = plan.fingerprint;
+        let may_run_again =
+            |image: &str| self.writes.get(image).is_none_or(|writes| writes.may_run_again(work));
         let is_in_use =
             |name: &str| children.all().any(|child| child.is_being_deleted && child.id.name == name);
         let mut writes = Vec::new();
@@ -164,7 +168,7 @@ impl RunningListJob {
                 None => writes.push((image.as_str(), ChildWrite::Create, None)),
                 Some(child)
                     if child.template.secrets != plan.fingerprint.secrets
-                        || (child.has_finished && child.template.work != plan.fingerprint.work) =>
+                        || (child.has_finished && child.template.work != work && may_run_again(image)) =>
                 {
                     writes.push((image, ChildWrite::Delete, Some(&child.id)));
                 }
@@ -186,7 +190,7 @@ impl RunningListJob {
         let Some(plan) = &self.plan else { return };
         let list = self.lifecycle.id();
         let by_image = self.by_image(children);
-        let wanted = Self::wanted_writes(plan, &list.name, children, &by_image);
+        let wanted = self.wanted_writes(plan, children, &by_image);
         self.writes.retain(|image, writes| {
             let is_known = plan.list.images.contains(image) || by_image.contains_key(image.as_str());
             is_known || writes.is_in_flight()
@@ -200,6 +204,9 @@ impl RunningListJob {
                 continue;
             }
             writes.begin_write(write);
+            if write == ChildWrite::Delete {
+                writes.note_deletion(plan.fingerprint.work);
+            }
             let (list, image) = (list.clone(), image.to_owned());
             let spec =
                 || Box::new(ImagePullJobSpec { image: image.clone(), template: plan.template.clone() });

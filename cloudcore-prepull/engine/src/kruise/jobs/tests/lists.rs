@@ -206,6 +206,25 @@ fn an_edit_runs_a_finished_child_again() {
 }
 
 #[test]
+fn a_policy_on_children_has_none_run_for_ever() {
+    let mut d = Driver::with(THREE);
+    // The list goes on for its second image.
+    d.list("list", spec(&json!({})));
+    take_child_writes(&mut d);
+    let mut deletions = 0;
+    for _ in 0..3 {
+        d.succeeds(&nginx(), THREE);
+        // The policy has its say.
+        d.job(&nginx(), json!({"image": "nginx:1", "imagePullPolicy": "Always"}));
+        d.pass(60);
+        deletions += take_child_writes(&mut d).iter().filter(|write| write.starts_with("delete")).count();
+    }
+    assert_eq!(deletions, 1);
+    d.succeeds(&redis(), THREE);
+    assert!(d.list_status("list").completion_time.is_some());
+}
+
+#[test]
 fn children_follow_the_images_of_their_list() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({})));

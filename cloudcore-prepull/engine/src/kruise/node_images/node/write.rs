@@ -45,7 +45,7 @@ pub(super) struct NodeImageWrites {
     in_flight: Option<InFlight>,
     /// Of the object as a whole, and of its spec.
     of_spec: WritePace,
-    /// Of the labels where the spec needs no write: a policy may set others each time.
+    /// Of the labels, which a policy may refuse, or set to others each time.
     of_labels: WritePace,
     of_status: WritePace,
     /// Whether the last write of the spec was refused or failed: one request may be the reason, so they are written one at a
@@ -66,9 +66,9 @@ struct InFlight {
 #[derive(Debug)]
 enum WrittenPart {
     Whole,
-    /// These labels, with the spec as it is or another one.
+    /// The spec, with its labels where those have to change.
     Spec {
-        labels: Arc<BTreeMap<String, String>>,
+        new_labels: Option<Arc<BTreeMap<String, String>>>,
         has_changed: bool,
     },
     Status,
@@ -131,11 +131,15 @@ impl NodeImageWrites {
         match part {
             WrittenPart::Status => self.of_status.end_write(succeeded, now),
             WrittenPart::Whole => self.of_spec.end_write(succeeded, now),
-            WrittenPart::Spec { labels, has_changed } => {
-                let has_labels = object.is_some_and(|object| object.labels == labels);
-                self.of_labels.end_write(succeeded && has_labels, now);
-                self.of_spec.end_write(succeeded || (is_done && !has_changed), now);
-                self.was_refused = !is_done;
+            WrittenPart::Spec { new_labels, has_changed } => {
+                if let Some(labels) = new_labels {
+                    let has_labels = object.is_some_and(|object| object.labels == labels);
+                    self.of_labels.end_write(succeeded && has_labels, now);
+                }
+                if has_changed {
+                    self.of_spec.end_write(succeeded, now);
+                    self.was_refused = !succeeded && !is_done;
+                }
             }
         }
     }
@@ -230,8 +234,10 @@ impl TrackedNode {
             fx.wake_at(wait_end);
         }
         if has_changed || (differs && labels_wait.is_none()) {
-            let (version, labels) = (object.version.to_string(), Arc::new(node.labels.clone()));
-            let part = WrittenPart::Spec { labels: Arc::clone(&labels), has_changed };
+            let version = object.version.to_string();
+            let new_labels = (differs && labels_wait.is_none()).then(|| Arc::new(node.labels.clone()));
+            let labels = new_labels.clone().unwrap_or_else(|| Arc::clone(&object.labels));
+            let part = WrittenPart::Spec { new_labels, has_changed };
             fx.request_write(NodeImageWrite::Spec {
                 uid: uid.clone(),
                 version,

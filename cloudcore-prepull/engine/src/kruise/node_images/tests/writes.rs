@@ -187,7 +187,7 @@ fn results_are_written_while_the_spec_is_refused() {
     let mut world = World::new();
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
-    world.refuses = |_| true;
+    world.refuses = |_, _| true;
     world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
     world.request(&Arc::new(request("job")), false);
     world.pass(Duration::from_secs(60));
@@ -225,6 +225,17 @@ fn a_policy_that_sets_labels_holds_up_nothing() {
 }
 
 #[test]
+fn a_policy_that_refuses_labels_holds_up_no_request() {
+    let mut world = World::new();
+    world.refuses = |_, labels| labels.contains_key("zone");
+    world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
+    world.pass(Duration::from_secs(60));
+    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    assert!(world.spec_tag("nginx", "1.25").is_some());
+}
+
+#[test]
 fn one_refused_request_holds_up_no_other() {
     let mut world = World::new();
     world.jobs.borrow_mut().insert(JobUid("pulls".to_owned()), Liveness::Active);
@@ -240,11 +251,11 @@ fn one_refused_request_holds_up_no_other() {
         world.request(&Arc::new(request), false);
     }
     world.api = true;
-    world.refuses = |spec| spec.images.contains_key("refused");
+    world.refuses = |spec, _| spec.images.contains_key("refused");
     world.pass(Duration::from_secs(60));
     let tags = ["refused", "one", "two"].map(|image| world.spec_tag(image, "1").is_some());
     assert_eq!(tags, [false, true, true]);
-    world.refuses = |_| false;
+    world.refuses = |_, _| false;
     world.pass(Duration::from_secs(60));
     assert!(world.spec_tag("refused", "1").is_some());
 }
