@@ -114,6 +114,8 @@ struct Member {
     start: u64,
     /// Whether a write of that start, or of an earlier one that was withdrawn since, has begun and is not taken back.
     is_stamped: bool,
+    /// Whether the settings have changed since its task was made that is being dispatched.
+    has_old_settings: bool,
     /// Once a secret of its task could not be read in this attempt.
     postponed: Option<Box<Postponed>>,
     asked: KeyInquiry,
@@ -289,6 +291,7 @@ impl Rollout {
             has_left: false,
             start: 0,
             is_stamped: false,
+            has_old_settings: false,
             postponed: None,
             asked,
         });
@@ -442,9 +445,13 @@ impl Rollout {
         self.waves.start_limit(&self.settings.steps, self.present_counts().desired).max(self.started_count())
     }
 
-    /// The nodes in progress that have a session and were sent their task. A task that is still to be sent takes the
-    /// settings of that moment anyway.
-    pub fn reachable_nodes(&self) -> Vec<NodeName> {
+    /// The settings have changed. Returns the nodes in progress that have a session and were sent their task. One whose task
+    /// is being dispatched gets them [once it's sent](Self::mark_sent); a task that is still to be made takes them anyway.
+    pub fn change_settings(&mut self) -> Vec<NodeName> {
+        for &at in &self.in_progress {
+            let Member { flight, has_old_settings, .. } = &mut self.members[at];
+            *has_old_settings |= matches!(flight, AssignStage::Dispatching { .. });
+        }
         let sent = self.in_progress.iter().filter(|&&at| {
             let Member { flight, online, .. } = &self.members[at];
             online.is_some() && matches!(flight, AssignStage::Sent(_) | AssignStage::Accepted)

@@ -88,6 +88,7 @@ impl Rollout {
         };
         let session = self.members[at].online;
         self.members[at].flight = AssignStage::Dispatching { again, session };
+        self.members[at].has_old_settings = false;
         let is_first = self.recording.remove(&at);
         if self.rechecking.contains(&at) {
             let left = self.recheck_until?.duration_since(now);
@@ -111,7 +112,8 @@ impl Rollout {
         self.index_member(at);
     }
 
-    /// The Assign was handed to a session. If the node has a newer one by now, the Assign must be sent again.
+    /// The Assign was handed to a session. If the node has a newer one by now, or the settings have changed, the Assign must be
+    /// sent again.
     pub fn mark_sent(&mut self, node: &NodeName, session: SessionId) -> Reattach {
         let Some(at) = self.in_progress(node) else { return Reattach::Leave };
         let member = &mut self.members[at];
@@ -121,7 +123,7 @@ impl Rollout {
                 if matches!(member.flight, AssignStage::Dispatching { .. }) {
                     member.flight = AssignStage::Sent(Some(session));
                 }
-                Reattach::Leave
+                if member.has_old_settings { Reattach::Dispatch } else { Reattach::Leave }
             }
         }
     }
@@ -169,10 +171,12 @@ impl Rollout {
         }
     }
 
-    /// An unrecorded start was not sent, even if the edge claims otherwise.
+    /// An unrecorded start was not sent, even if the edge claims otherwise. And what is being sent once more, with other
+    /// settings or credentials, isn't what the edge has.
     fn note_accepted(&mut self, at: usize) {
-        if !self.recording.contains(&at) {
-            self.members[at].flight = AssignStage::Accepted;
+        let flight = &mut self.members[at].flight;
+        if !self.recording.contains(&at) && !matches!(flight, AssignStage::Dispatching { again: true, .. }) {
+            *flight = AssignStage::Accepted;
         }
     }
 

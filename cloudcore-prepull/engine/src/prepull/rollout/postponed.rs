@@ -129,7 +129,9 @@ impl Rollout {
                 member.postponed.as_mut().and_then(|postponed| postponed.waits.take_if(|w| w.0 == until));
             match (member.record.phase, waits) {
                 (NodePhase::Pending, Some(_)) => self.index_member(at),
-                (NodePhase::InProgress, Some(_)) if matches!(member.flight, AssignStage::Sent(_)) => {
+                (NodePhase::InProgress, Some(_))
+                    if matches!(member.flight, AssignStage::Sent(_) | AssignStage::Accepted) =>
+                {
                     decisions.push(RolloutDecision::Redispatch(self.node_name(at)));
                 }
                 // It has ended, or gone on, in the meantime.

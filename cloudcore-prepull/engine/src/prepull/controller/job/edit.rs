@@ -251,7 +251,7 @@ impl PrepullJob {
         }
         if is_new_timeout || is_new_download || is_unknown {
             // Edges enforce the timeout as well, and they download: send them the new terms.
-            for node in self.members.rollout().reachable_nodes() {
+            for node in self.members.rollout_mut().change_settings() {
                 self.dispatch(&node, effects);
             }
         }

@@ -41,17 +41,34 @@ fn a_clock_counts_unless_it_lengthens_the_time() {
 }
 
 #[test]
-fn an_accepted_task_is_not_sent_again() {
-    for (attempt, expected) in [(1, vec![]), (2, vec![RolloutDecision::Redispatch(node(0))])] {
+fn changed_settings_follow_a_task_that_is_being_sent() {
+    let mut rollout = rollout(1, 1, "0");
+    all_online(&mut rollout, 1);
+    begin(&mut rollout, at(0));
+    assert_eq!(rollout.change_settings(), []);
+    assert_eq!(rollout.mark_sent(&node(0), SessionId(1)), Reattach::Dispatch);
+    rollout.begin_dispatch(&node(0), at(1)).unwrap();
+    // Of the earlier one.
+    rollout.mark_accepted(&node(0), 1);
+    assert_eq!(rollout.mark_sent(&node(0), SessionId(1)), Reattach::Leave);
+    assert_eq!(rollout.change_settings(), [node(0)]);
+}
+
+#[test]
+fn a_postponed_task_is_sent_beside_an_accepted_one() {
+    for comes_first in [true, false] {
         let mut rollout = rollout(1, 1, "0");
         all_online(&mut rollout, 1);
         begin(&mut rollout, at(0));
         rollout.mark_sent(&node(0), SessionId(1));
         rollout.begin_dispatch(&node(0), at(1)).unwrap();
+        if comes_first {
+            rollout.mark_accepted(&node(0), 1);
+        }
         assert!(rollout.postpone(&node(0), "its secret can't be read", &[], at(1)));
-        rollout.mark_accepted(&node(0), attempt);
+        rollout.mark_accepted(&node(0), 1);
         let until = rollout.next_deadline().unwrap();
-        assert_eq!(rollout.advance(until), expected, "attempt {attempt}");
+        assert_eq!(rollout.advance(until), [RolloutDecision::Redispatch(node(0))], "{comes_first}");
     }
 }
 
