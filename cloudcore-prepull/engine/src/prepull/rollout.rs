@@ -98,6 +98,7 @@ enum AssignStage {
 }
 
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each of these comes and goes without the others")]
 struct Member {
     record: NodeStatus,
     flight: AssignStage,
