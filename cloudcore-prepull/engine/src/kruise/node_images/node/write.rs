@@ -160,6 +160,9 @@ impl TrackedNode {
         let wait_end = self.writes.of_spec.wait_end(fx.now);
         if let Some(wait_end) = wait_end {
             fx.wake_at(wait_end);
+            if self.write_labels(fx) {
+                return;
+            }
         }
         match (&self.node, self.object.present()) {
             (Some(_), Some(object)) if wait_end.is_some() => {
@@ -178,6 +181,28 @@ impl TrackedNode {
             }
             (_, None) => {}
         }
+    }
+
+    /// Writes the labels alone if they have to change, while the spec waits. Returns whether it did.
+    fn write_labels(&mut self, fx: &mut NodeEffects<'_>) -> bool {
+        let (Some(node), Some(object)) = (&self.node, self.object.present()) else { return false };
+        if *object.labels == node.labels {
+            return false;
+        }
+        if let Some(wait_end) = self.writes.of_labels.wait_end(fx.now) {
+            fx.wake_at(wait_end);
+            return false;
+        }
+        let labels = Arc::new(node.labels.clone());
+        let part = WrittenPart::Spec { new_labels: Some(Arc::clone(&labels)), has_changed: false };
+        fx.request_write(NodeImageWrite::Spec {
+            uid: object.uid().to_owned(),
+            version: object.version.to_string(),
+            labels,
+            spec: Box::new(object.restore_spec()),
+        });
+        self.writes.begin_write(Some(object), part);
+        true
     }
 
     /// Writes labels and spec if they have to change, or else the status.
@@ -235,7 +260,9 @@ impl TrackedNode {
         }
         if has_changed || (differs && labels_wait.is_none()) {
             let version = object.version.to_string();
-            let new_labels = (differs && labels_wait.is_none()).then(|| Arc::new(node.labels.clone()));
+            // After a refusal without the labels, which may be the reason: they are written alone in the meantime.
+            let writes_labels = differs && labels_wait.is_none() && !(has_changed && self.writes.was_refused);
+            let new_labels = writes_labels.then(|| Arc::new(node.labels.clone()));
             let labels = new_labels.clone().unwrap_or_else(|| Arc::clone(&object.labels));
             let part = WrittenPart::Spec { new_labels, has_changed };
             fx.request_write(NodeImageWrite::Spec {

@@ -226,13 +226,27 @@ fn a_policy_that_sets_labels_holds_up_nothing() {
 
 #[test]
 fn a_policy_that_refuses_labels_holds_up_no_request() {
-    let mut world = World::new();
-    world.refuses = |_, labels| labels.contains_key("zone");
-    world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
-    world.pass(Duration::from_secs(60));
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
-    world.request(&Arc::new(request("job")), false);
-    assert!(world.spec_tag("nginx", "1.25").is_some());
+    for comes_first in [true, false] {
+        let mut world = World::new();
+        world.refuses = |_, labels| labels.contains_key("zone");
+        world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+        // Both in one write, or one after the other.
+        world.api = comes_first;
+        world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
+        world.pass(Duration::from_secs(if comes_first { 60 } else { 0 }));
+        world.request(&Arc::new(request("job")), false);
+        world.api = true;
+        world.pass(Duration::from_secs(10));
+        assert!(world.spec_tag("nginx", "1.25").is_some(), "{comes_first}");
+        // And a request that's refused holds up no label.
+        world.refuses = |spec, _| spec.images.contains_key("refused");
+        world.jobs.borrow_mut().insert(JobUid("other".to_owned()), Liveness::Active);
+        let refused = TagRequest { key: TagKey::new("refused", "1"), ..request("other") };
+        world.request(&Arc::new(refused), false);
+        world.pass(Duration::from_secs(60));
+        let labels = world.object.as_ref().and_then(|object| object.metadata.labels.clone());
+        assert!(labels.is_some_and(|labels| labels.contains_key("zone")), "{comes_first}");
+    }
 }
 
 #[test]
