@@ -101,9 +101,14 @@ impl KruiseWriter {
                 api.create(&post_params(), &object).await.map(Some)
             }
             NodeImageWrite::Delete { uid } => object_write::delete(&api, name, &uid).await.map(|()| None),
-            NodeImageWrite::Spec { uid, version, labels, spec } => {
+            NodeImageWrite::Labels { uid, version, labels } => {
                 let target = PatchTarget { name, uid: &uid, version: Some(&version) };
-                let values = [("/metadata/labels", json!(*labels)), ("/spec", json!(spec))];
+                let values = [("/metadata/labels", json!(*labels))];
+                object_write::patch(&api, target, PatchEndpoint::Object, values).await.map(Some)
+            }
+            NodeImageWrite::Spec { uid, version, spec } => {
+                let target = PatchTarget { name, uid: &uid, version: Some(&version) };
+                let values = [("/spec", json!(spec))];
                 object_write::patch(&api, target, PatchEndpoint::Object, values).await.map(Some)
             }
             NodeImageWrite::Status { uid, version, status } => {

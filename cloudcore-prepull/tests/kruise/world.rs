@@ -263,6 +263,14 @@ impl World {
         self.watch.push_back(Input::Node(input).into());
     }
 
+    /// Changes a NodeImage that's there.
+    fn replace(&mut self, name: &str, change: impl FnOnce(&mut NodeImage)) {
+        let version = self.new_version();
+        let object = self.node_images.get_mut(name).unwrap();
+        change(object);
+        object.metadata.resource_version = Some(version);
+    }
+
     pub(crate) fn delete_node_image(&mut self, name: &str) {
         if let Some(object) = self.node_images.remove(name) {
             self.unreadable.remove(name);
@@ -301,9 +309,9 @@ impl World {
         let (uid, version) = match &write {
             NodeImageWrite::Create(_) => (None, None),
             NodeImageWrite::Delete { uid } => (Some(uid.clone()), None),
-            NodeImageWrite::Spec { uid, version, .. } | NodeImageWrite::Status { uid, version, .. } => {
-                (Some(uid.clone()), Some(version.clone()))
-            }
+            NodeImageWrite::Labels { uid, version, .. }
+            | NodeImageWrite::Spec { uid, version, .. }
+            | NodeImageWrite::Status { uid, version, .. } => (Some(uid.clone()), Some(version.clone())),
         };
         if self.unreadable.contains(&name) && !matches!(write, NodeImageWrite::Delete { .. }) {
             // So is the answer.
@@ -328,18 +336,12 @@ impl World {
                 self.node_images.insert(name.clone(), object);
             }
             NodeImageWrite::Delete { .. } => self.delete_node_image(&name),
-            NodeImageWrite::Spec { labels, spec, .. } => {
-                let version = self.new_version();
-                let object = self.node_images.get_mut(&name).unwrap();
-                object.spec = *spec;
-                object.metadata.labels = Some((*labels).clone());
-                object.metadata.resource_version = Some(version);
+            NodeImageWrite::Labels { labels, .. } => {
+                self.replace(&name, |object| object.metadata.labels = Some((*labels).clone()));
             }
+            NodeImageWrite::Spec { spec, .. } => self.replace(&name, |object| object.spec = *spec),
             NodeImageWrite::Status { status, .. } => {
-                let version = self.new_version();
-                let object = self.node_images.get_mut(&name).unwrap();
-                object.status = Some(*status);
-                object.metadata.resource_version = Some(version);
+                self.replace(&name, |object| object.status = Some(*status));
             }
         }
         self.node_image_changed(&name);

@@ -475,12 +475,11 @@ impl World {
         object.metadata.uid.get_or_insert_with(|| format!("ni-{node}"));
         object.metadata.resource_version = Some(self.versions.to_string());
         match write {
-            NodeImageWrite::Create(labels) => object.metadata.labels = Some((*labels).clone()),
-            NodeImageWrite::Delete { .. } => return None,
-            NodeImageWrite::Spec { labels, spec, .. } => {
+            NodeImageWrite::Create(labels) | NodeImageWrite::Labels { labels, .. } => {
                 object.metadata.labels = Some((*labels).clone());
-                object.spec = *spec;
             }
+            NodeImageWrite::Delete { .. } => return None,
+            NodeImageWrite::Spec { spec, .. } => object.spec = *spec,
             NodeImageWrite::Status { status, .. } => object.status = Some(*status),
         }
         let mut stored = serde_json::to_vec(&object).expect("JSON");

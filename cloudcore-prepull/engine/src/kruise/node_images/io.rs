@@ -112,14 +112,21 @@ pub enum NodeImageWrite {
         /// metadata.uid
         uid: String,
     },
-    /// Replace labels and spec of this version of the object.
-    Spec {
+    /// Replace the labels of this version of the object.
+    Labels {
         /// metadata.uid
         uid: String,
         /// metadata.resourceVersion
         version: String,
         /// All labels.
         labels: Arc<BTreeMap<String, String>>,
+    },
+    /// Replace the spec of this version of the object.
+    Spec {
+        /// metadata.uid
+        uid: String,
+        /// metadata.resourceVersion
+        version: String,
         /// The whole spec.
         spec: Box<NodeImageSpec>,
     },

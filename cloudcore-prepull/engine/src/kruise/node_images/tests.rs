@@ -206,33 +206,40 @@ impl World {
                 self.object = Some(NodeImage { metadata, spec: NodeImageSpec::default(), status: None });
             }
             NodeImageWrite::Delete { .. } => self.object = None,
-            NodeImageWrite::Spec { version: expected, labels, spec, .. } => {
-                let object = self.object.as_mut().unwrap();
-                if object.metadata.resource_version.as_ref() != Some(&expected) {
-                    return WrittenNodeImage::Refused(Some(Box::new(object.clone().into())));
-                }
-                if (self.refuses)(&spec, &labels) {
-                    return WrittenNodeImage::Failed;
-                }
-                let mut new = object.clone();
-                let label = (self.sets_label)(self.versions).map(|value| ("policy".to_owned(), value));
-                new.metadata.labels = Some((*labels).clone().into_iter().chain(label).collect());
-                new.spec = *spec;
-                if new != *object {
-                    new.metadata.resource_version = version;
-                    *object = new;
-                }
+            NodeImageWrite::Labels { version, labels, .. } => {
+                return self.replace(&version, |object| object.metadata.labels = Some((*labels).clone()));
             }
-            NodeImageWrite::Status { version: expected, status, .. } => {
-                let object = self.object.as_mut().unwrap();
-                if object.metadata.resource_version.as_ref() != Some(&expected) {
-                    return WrittenNodeImage::Refused(Some(Box::new(object.clone().into())));
-                }
-                object.metadata.resource_version = version;
-                object.status = Some(*status);
+            NodeImageWrite::Spec { version, spec, .. } => {
+                return self.replace(&version, |object| object.spec = *spec);
+            }
+            NodeImageWrite::Status { version, status, .. } => {
+                return self.replace(&version, |object| object.status = Some(*status));
             }
         }
         WrittenNodeImage::Done(self.object.clone().map(|object| Box::new(object.into())))
+    }
+
+    /// Changes this version of the object, as far as the policies let it.
+    fn replace(&mut self, expected: &str, change: impl FnOnce(&mut NodeImage)) -> WrittenNodeImage {
+        let object = self.object.as_mut().unwrap();
+        if object.metadata.resource_version.as_deref() != Some(expected) {
+            return WrittenNodeImage::Refused(Some(Box::new(object.clone().into())));
+        }
+        let mut new = object.clone();
+        change(&mut new);
+        // Policies don't see the status.
+        if new.status == object.status {
+            let labels = new.metadata.labels.get_or_insert_default();
+            if (self.refuses)(&new.spec, labels) {
+                return WrittenNodeImage::Failed;
+            }
+            labels.extend((self.sets_label)(self.versions).map(|value| ("policy".to_owned(), value)));
+        }
+        if new != *object {
+            new.metadata.resource_version = Some(self.versions.to_string());
+            *object = new;
+        }
+        WrittenNodeImage::Done(Some(Box::new(object.clone().into())))
     }
 
     /// Edits the NodeImage by hand, and has the watch deliver it.
@@ -358,10 +365,13 @@ impl World {
         spec.images.get(image)?.tags.iter().find(|known| known.tag == tag).cloned()
     }
 
-    /// Takes how many writes of spec and of status there were since the last call.
+    /// Takes how many writes of spec or labels and of status there were since the last call.
     pub(super) fn take_write_counts(&mut self) -> (usize, usize) {
         let writes = std::mem::take(&mut self.writes);
-        let specs = writes.iter().filter(|write| matches!(write, NodeImageWrite::Spec { .. })).count();
+        let is_of_object = |write: &&NodeImageWrite| {
+            matches!(write, NodeImageWrite::Spec { .. } | NodeImageWrite::Labels { .. })
+        };
+        let specs = writes.iter().filter(is_of_object).count();
         let statuses = writes.iter().filter(|write| matches!(write, NodeImageWrite::Status { .. })).count();
         (specs, statuses)
     }

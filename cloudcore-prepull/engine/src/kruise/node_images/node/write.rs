@@ -39,18 +39,15 @@ const PROGRESS_RETRY: Duration = Duration::from_secs(1);
 /// The course of the writes of one NodeImage. Jobs have their own, though both pace and retry: spec and status
 /// of a NodeImage share one version, and its progress may wait, while each status of a job is urgent.
 ///
-/// The status doesn't wait for a spec that is refused: the results of the node are in it.
+/// Each part has a pace of its own: a policy may refuse the spec or the labels, or set others each time, and the results of
+/// the node are in the status.
 #[derive(Debug, Default)]
 pub(super) struct NodeImageWrites {
     in_flight: Option<InFlight>,
-    /// Of the object as a whole, and of its spec.
+    /// Of the spec, and of the object as a whole.
     of_spec: WritePace,
-    /// Of the labels, which a policy may refuse, or set to others each time.
     of_labels: WritePace,
     of_status: WritePace,
-    /// Whether the last write of the spec was refused or failed: one request may be the reason, so they are written one at a
-    /// time.
-    was_refused: bool,
     status_written: Option<Timestamp>,
     /// Since when there is progress that is not written.
     progress_since: Option<Timestamp>,
@@ -65,12 +62,8 @@ struct InFlight {
 
 #[derive(Debug)]
 enum WrittenPart {
-    Whole,
-    /// The spec, with its labels where those have to change.
-    Spec {
-        new_labels: Option<Arc<BTreeMap<String, String>>>,
-        has_changed: bool,
-    },
+    SpecOrWhole,
+    Labels(Arc<BTreeMap<String, String>>),
     Status,
 }
 
@@ -129,18 +122,12 @@ impl NodeImageWrites {
         let is_news = version != replaces.as_deref() || (is_done && version.is_none());
         let succeeded = is_news && !matches!(written, WrittenNodeImage::Failed);
         match part {
-            WrittenPart::Status => self.of_status.end_write(succeeded, now),
-            WrittenPart::Whole => self.of_spec.end_write(succeeded, now),
-            WrittenPart::Spec { new_labels, has_changed } => {
-                if let Some(labels) = new_labels {
-                    let has_labels = object.is_some_and(|object| object.labels == labels);
-                    self.of_labels.end_write(succeeded && has_labels, now);
-                }
-                if has_changed {
-                    self.of_spec.end_write(succeeded, now);
-                    self.was_refused = !succeeded && !is_done;
-                }
+            WrittenPart::SpecOrWhole => self.of_spec.end_write(succeeded, now),
+            WrittenPart::Labels(labels) => {
+                let has_labels = object.is_some_and(|object| object.labels == labels);
+                self.of_labels.end_write(succeeded && has_labels, now);
             }
+            WrittenPart::Status => self.of_status.end_write(succeeded, now),
         }
     }
 }
@@ -157,63 +144,70 @@ impl TrackedNode {
         if !context.has_write_room {
             return fx.wait_to_write();
         }
-        let wait_end = self.writes.of_spec.wait_end(fx.now);
-        if let Some(wait_end) = wait_end {
-            fx.wake_at(wait_end);
-            if self.write_labels(fx) {
-                return;
-            }
+        if let (Some(_), Some(object)) = (&self.node, self.object.present()) {
+            let (spec, stored) = (object.restore_spec(), object.restore_status());
+            return self.write_present(spec, stored.as_ref(), context, fx);
         }
-        match (&self.node, self.object.present()) {
-            (Some(_), Some(object)) if wait_end.is_some() => {
-                let (spec, stored) = (object.restore_spec(), object.restore_status());
-                self.write_status(&spec, stored.as_ref(), context, fx);
-            }
-            (Some(_), Some(_)) => self.write_present(context, fx),
-            (_, _) if wait_end.is_some() => {}
-            (None, Some(object)) => {
-                fx.request_write(NodeImageWrite::Delete { uid: object.uid().to_owned() });
-                self.writes.begin_write(Some(object), WrittenPart::Whole);
-            }
-            (Some(node), None) if self.needs_creation(context.selector) => {
-                fx.request_write(NodeImageWrite::Create(Arc::new(node.labels.clone())));
-                self.writes.begin_write(None, WrittenPart::Whole);
-            }
-            (_, None) => {}
+        if let Some(wait_end) = self.writes.of_spec.wait_end(fx.now) {
+            return fx.wake_at(wait_end);
+        }
+        if let Some(object) = self.object.present() {
+            fx.request_write(NodeImageWrite::Delete { uid: object.uid().to_owned() });
+            self.writes.begin_write(Some(object), WrittenPart::SpecOrWhole);
+        } else if let Some(node) = self.node.as_ref().filter(|_| self.needs_creation(context.selector)) {
+            fx.request_write(NodeImageWrite::Create(Arc::new(node.labels.clone())));
+            self.writes.begin_write(None, WrittenPart::SpecOrWhole);
         }
     }
 
-    /// Writes the labels alone if they have to change, while the spec waits. Returns whether it did.
-    fn write_labels(&mut self, fx: &mut NodeEffects<'_>) -> bool {
-        let (Some(node), Some(object)) = (&self.node, self.object.present()) else { return false };
+    /// Writes the first part that has to change and needn't wait: the spec, the labels, or the status.
+    fn write_present(
+        &mut self,
+        mut spec: NodeImageSpec,
+        stored: Option<&NodeImageStatus>,
+        context: &mut Context<'_>,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        if let Some(wait_end) = self.writes.of_spec.wait_end(fx.now) {
+            fx.wake_at(wait_end);
+        } else {
+            self.write_spec(&mut spec, stored, context, fx);
+        }
+        if !self.writes.is_in_flight() {
+            self.write_labels(fx);
+        }
+        if !self.writes.is_in_flight() {
+            self.write_status(&spec, stored, context, fx);
+        }
+    }
+
+    /// Writes the labels if they have to change.
+    fn write_labels(&mut self, fx: &mut NodeEffects<'_>) {
+        let (Some(node), Some(object)) = (&self.node, self.object.present()) else { return };
         if *object.labels == node.labels {
-            return false;
+            return;
         }
         if let Some(wait_end) = self.writes.of_labels.wait_end(fx.now) {
-            fx.wake_at(wait_end);
-            return false;
+            return fx.wake_at(wait_end);
         }
+        let (uid, version) = (object.uid().to_owned(), object.version.to_string());
         let labels = Arc::new(node.labels.clone());
-        let part = WrittenPart::Spec { new_labels: Some(Arc::clone(&labels)), has_changed: false };
-        fx.request_write(NodeImageWrite::Spec {
-            uid: object.uid().to_owned(),
-            version: object.version.to_string(),
-            labels,
-            spec: Box::new(object.restore_spec()),
-        });
-        self.writes.begin_write(Some(object), part);
-        true
+        fx.request_write(NodeImageWrite::Labels { uid, version, labels: Arc::clone(&labels) });
+        self.writes.begin_write(Some(object), WrittenPart::Labels(labels));
     }
 
-    /// Writes labels and spec if they have to change, or else the status.
-    fn write_present(&mut self, context: &mut Context<'_>, fx: &mut NodeEffects<'_>) {
-        let (Some(node), Some(object)) = (&self.node, self.object.present()) else { return };
-        let stored = object.restore_status();
+    /// Writes the spec if it has to change, and takes it. Otherwise it stays as the API server has it.
+    fn write_spec(
+        &mut self,
+        spec: &mut NodeImageSpec,
+        stored: Option<&NodeImageStatus>,
+        context: &mut Context<'_>,
+        fx: &mut NodeEffects<'_>,
+    ) {
+        let Some(object) = self.object.present() else { return };
         let none = NodeImageStatus::default();
-        let status = stored.as_ref().unwrap_or(&none);
-        let mut spec = object.restore_spec();
-        let (mut has_changed, next_expiry) =
-            spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
+        let status = stored.unwrap_or(&none);
+        let (mut has_changed, next_expiry) = spec_edit::prune_tags(spec, status, context.liveness, fx.now);
         if let Some(next_expiry) = next_expiry {
             fx.wake_at(next_expiry);
         }
@@ -223,22 +217,23 @@ impl TrackedNode {
         let mut queued = self.requests.take();
         queued.retain(|queued| is_active(queued, context));
         let stored_tags = StoredTags { object, status, now: fx.now };
-        let one_at_a_time = self.writes.was_refused;
+        // One of them may be why the last write was refused.
+        let one_at_a_time = self.writes.have_failed();
         let mut edits = apply_requests(queued, one_at_a_time, |queued| {
-            spec_edit::apply_request(&mut spec, stored_tags, queued)
+            spec_edit::apply_request(spec, stored_tags, queued)
         });
-        if shares::stored_bytes(&spec) > MAX_STORED {
+        if shares::stored_bytes(spec) > MAX_STORED {
             // Without those that don't fit: the API server would refuse the others with them.
-            spec = object.restore_spec();
-            spec_edit::prune_tags(&mut spec, status, context.liveness, fx.now);
+            *spec = object.restore_spec();
+            spec_edit::prune_tags(spec, status, context.liveness, fx.now);
             edits = apply_requests(edits.into_requests(), one_at_a_time, |queued| {
-                apply_if_it_fits(&mut spec, stored_tags, queued)
+                apply_if_it_fits(spec, stored_tags, queued)
             });
         }
         for (queued, edit) in edits.applied {
             match edit {
                 // It gave its room to a later one.
-                EditOutcome::Changed if !spec_edit::is_requested(&spec, &queued.request) => full.push(queued),
+                EditOutcome::Changed if !spec_edit::is_requested(spec, &queued.request) => full.push(queued),
                 EditOutcome::Changed => carried.push(queued),
                 EditOutcome::Unchanged => unchanged.push(queued),
                 EditOutcome::Deferred { has_disowned } => {
@@ -253,28 +248,11 @@ impl TrackedNode {
         }
         has_changed |= !carried.is_empty();
         let uid = object.uid().to_owned();
-        let differs = *object.labels != node.labels;
-        let labels_wait = self.writes.of_labels.wait_end(fx.now);
-        if differs && let Some(wait_end) = labels_wait {
-            fx.wake_at(wait_end);
-        }
-        if has_changed || (differs && labels_wait.is_none()) {
-            let version = object.version.to_string();
-            // After a refusal without the labels, which may be the reason: they are written alone in the meantime.
-            let writes_labels = differs && labels_wait.is_none() && !(has_changed && self.writes.was_refused);
-            let new_labels = writes_labels.then(|| Arc::new(node.labels.clone()));
-            let labels = new_labels.clone().unwrap_or_else(|| Arc::clone(&object.labels));
-            let part = WrittenPart::Spec { new_labels, has_changed };
-            fx.request_write(NodeImageWrite::Spec {
-                uid: uid.clone(),
-                version,
-                labels,
-                spec: Box::new(spec),
-            });
-            self.writes.begin_write(Some(object), part);
+        if has_changed {
+            let (version, spec) = (object.version.to_string(), Box::new(std::mem::take(spec)));
+            fx.request_write(NodeImageWrite::Spec { uid: uid.clone(), version, spec });
+            self.writes.begin_write(Some(object), WrittenPart::SpecOrWhole);
             self.requests.begin_write(carried);
-        } else {
-            self.write_status(&spec, stored.as_ref(), context, fx);
         }
         self.requests.put_back(edits.rest);
         self.requests.put_back(deferred);
@@ -397,7 +375,7 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         let waits = |replaces: Option<&str>, written: &WrittenNodeImage| {
             let in_flight =
-                Some(InFlight { replaces: replaces.map(str::to_owned), part: WrittenPart::Whole });
+                Some(InFlight { replaces: replaces.map(str::to_owned), part: WrittenPart::SpecOrWhole });
             let mut writes = NodeImageWrites { in_flight, ..NodeImageWrites::default() };
             writes.end_write(written, now);
             assert!(!writes.is_in_flight());
