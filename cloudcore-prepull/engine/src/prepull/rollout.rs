@@ -89,8 +89,8 @@ enum AssignStage {
     /// The start is not yet recorded in the API server; nothing has been sent.
     Recording,
     /// Keys are being resolved, then it is sent. `again`: the edge may have it already. `session`: the session of the
-    /// node when that began.
-    Dispatching { again: bool, session: Option<SessionId> },
+    /// node when that began. `is_outdated`: the settings have changed since.
+    Dispatching { again: bool, session: Option<SessionId>, is_outdated: bool },
     /// Handed to this session, or by an earlier run of cloudcore (no session).
     Sent(Option<SessionId>),
     /// The edge has it in its ledger.
@@ -98,7 +98,6 @@ enum AssignStage {
 }
 
 #[derive(Clone, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "each of these comes and goes without the others")]
 struct Member {
     record: NodeStatus,
     flight: AssignStage,
@@ -115,8 +114,6 @@ struct Member {
     start: u64,
     /// Whether a write of that start, or of an earlier one that was withdrawn since, has begun and is not taken back.
     is_stamped: bool,
-    /// Whether the settings have changed since its task was made that is being dispatched.
-    has_old_settings: bool,
     /// Once a secret of its task could not be read in this attempt.
     postponed: Option<Box<Postponed>>,
     asked: KeyInquiry,
@@ -292,7 +289,6 @@ impl Rollout {
             has_left: false,
             start: 0,
             is_stamped: false,
-            has_old_settings: false,
             postponed: None,
             asked,
         });
@@ -450,8 +446,9 @@ impl Rollout {
     /// is being dispatched gets them [once it's sent](Self::mark_sent); a task that is still to be made takes them anyway.
     pub fn change_settings(&mut self) -> Vec<NodeName> {
         for &at in &self.in_progress {
-            let Member { flight, has_old_settings, .. } = &mut self.members[at];
-            *has_old_settings |= matches!(flight, AssignStage::Dispatching { .. });
+            if let AssignStage::Dispatching { is_outdated, .. } = &mut self.members[at].flight {
+                *is_outdated = true;
+            }
         }
         let sent = self.in_progress.iter().filter(|&&at| {
             let Member { flight, online, .. } = &self.members[at];

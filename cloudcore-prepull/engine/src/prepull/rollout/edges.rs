@@ -87,8 +87,7 @@ impl Rollout {
             AssignStage::Sent(_) | AssignStage::Accepted => true,
         };
         let session = self.members[at].online;
-        self.members[at].flight = AssignStage::Dispatching { again, session };
-        self.members[at].has_old_settings = false;
+        self.members[at].flight = AssignStage::Dispatching { again, session, is_outdated: false };
         let is_first = self.recording.remove(&at);
         if self.rechecking.contains(&at) {
             let left = self.recheck_until?.duration_since(now);
@@ -119,12 +118,13 @@ impl Rollout {
         let member = &mut self.members[at];
         match member.online {
             Some(current) if current > session => Reattach::Dispatch,
-            _ => {
-                if matches!(member.flight, AssignStage::Dispatching { .. }) {
+            _ => match member.flight {
+                AssignStage::Dispatching { is_outdated, .. } => {
                     member.flight = AssignStage::Sent(Some(session));
+                    if is_outdated { Reattach::Dispatch } else { Reattach::Leave }
                 }
-                if member.has_old_settings { Reattach::Dispatch } else { Reattach::Leave }
-            }
+                _ => Reattach::Leave,
+            },
         }
     }
 
@@ -133,7 +133,7 @@ impl Rollout {
     /// on its next session. If that session is there already, send the Assign now.
     pub fn mark_not_sent(&mut self, node: &NodeName) -> Reattach {
         let Some(at) = self.in_progress(node) else { return Reattach::Leave };
-        let AssignStage::Dispatching { again, session } = self.members[at].flight else {
+        let AssignStage::Dispatching { again, session, .. } = self.members[at].flight else {
             return Reattach::Leave;
         };
         if self.members[at].online.is_some_and(|online| Some(online) != session) {
@@ -171,11 +171,15 @@ impl Rollout {
         }
     }
 
-    /// An unrecorded start was not sent, even if the edge claims otherwise. And what is being sent once more, with other
-    /// settings or credentials, isn't what the edge has.
+    /// An unrecorded start was not sent, even if the edge claims otherwise. And what is being sent once more, or has to be,
+    /// with other settings or credentials, isn't what the edge has.
     fn note_accepted(&mut self, at: usize) {
         let flight = &mut self.members[at].flight;
-        if !self.recording.contains(&at) && !matches!(flight, AssignStage::Dispatching { again: true, .. }) {
+        let is_another = match *flight {
+            AssignStage::Dispatching { again, is_outdated, .. } => again || is_outdated,
+            _ => false,
+        };
+        if !self.recording.contains(&at) && !is_another {
             *flight = AssignStage::Accepted;
         }
     }

@@ -85,7 +85,7 @@ impl Rollout {
     /// dispatched again. `false` if the node's time does not allow another try: it has failed.
     pub fn postpone(&mut self, node: &NodeName, reason: &str, withheld: &[String], now: Timestamp) -> bool {
         let Some(at) = self.in_progress(node) else { return true };
-        let AssignStage::Dispatching { again, session } = self.members[at].flight else { return true };
+        let AssignStage::Dispatching { again, session, .. } = self.members[at].flight else { return true };
         let timeout = self.settings.timeout;
         let member = &mut self.members[at];
         let tried = member

@@ -46,6 +46,7 @@ fn changed_settings_follow_a_task_that_is_being_sent() {
     all_online(&mut rollout, 1);
     begin(&mut rollout, at(0));
     assert_eq!(rollout.change_settings(), []);
+    rollout.mark_accepted(&node(0), 1);
     assert_eq!(rollout.mark_sent(&node(0), SessionId(1)), Reattach::Dispatch);
     rollout.begin_dispatch(&node(0), at(1)).unwrap();
     // Of the earlier one.
