@@ -43,7 +43,7 @@ pub use look::{Direction, Directions};
 use nodes::{NodeId, SiteNodes};
 pub use report::{CarrierReport, SiteCounters, SiteEvent, SiteEventKind, SiteReport};
 pub use settings::{SITE_LABEL, SiteSettings};
-use site::{NONE, Site, TrackerTurn};
+use site::{Site, TrackerTurn};
 
 /// Milliseconds since 1970.
 type Time = i64;
@@ -168,14 +168,6 @@ impl Sites {
             }
         }
         if site.books.is_empty() {
-            // Its timers and turns end with it, and the next site of these nodes has its own.
-            let reminders = site.timers.iter().filter(|(_, number, node)| *number == NONE && *node != NONE);
-            for node in reminders.map(|(_, _, node)| *node).chain(site.offered.iter().copied()) {
-                let node = &mut self.nodes[node];
-                if node.site.as_ref() == Some(name) {
-                    (node.has_reminder, node.is_offered) = (false, false);
-                }
-            }
             after.0.inspect(|at| _ = self.due.remove(&(*at, name.clone())));
             self.by_name.remove(name);
         }
@@ -218,8 +210,6 @@ impl Sites {
                     }
                     turn.site.pairs.forget_all(id);
                 });
-                // The old site may still have a timer and a turn of it, which it skips.
-                (self.nodes[id].has_reminder, self.nodes[id].is_offered) = (false, false);
             }
         }
         self.count_missing(missing, self.nodes[id].missing_at());
@@ -363,28 +353,35 @@ impl Sites {
 
     /// A task of the node isn't shared any more: the node wants nothing for it, and carries nothing.
     pub(crate) fn end_task(&mut self, node: &NodeName, task: &TaskId, now: Timestamp) {
-        let Some(id) = self.nodes.id(node) else { return };
-        let Some(name) = self.nodes[id].site.clone() else { return };
-        self.work_on(&name, now.as_millisecond(), |turn| {
-            for number in turn.nodes[id].books.clone() {
-                let seeker = turn.site.books.get(&number).and_then(|book| book.seekers.get(&id));
-                if seeker.is_some_and(|seeker| *seeker.task == *task) {
-                    turn.remove_seeker(number, id);
-                    turn.site.mark(number);
-                }
+        self.change_books(node, now, |turn, number, id| {
+            let seeker = turn.site.books.get(&number).and_then(|book| book.seekers.get(&id));
+            if seeker.is_some_and(|seeker| *seeker.task == *task) {
+                turn.remove_seeker(number, id);
             }
         });
     }
 
     /// A task of the node has succeeded: it has all of the task's blobs.
     pub(crate) fn note_success(&mut self, node: &NodeName, entitlement: &Arc<str>, now: Timestamp) {
+        self.change_books(node, now, |turn, number, id| {
+            if turn.site.books.get(&number).is_some_and(|book| book.id.entitlement == *entitlement) {
+                turn.note_proven(number, id);
+            }
+        });
+    }
+
+    /// Changes the books of a node, one after the other.
+    fn change_books(
+        &mut self,
+        node: &NodeName,
+        now: Timestamp,
+        mut change: impl FnMut(&mut TrackerTurn<'_>, u32, NodeId),
+    ) {
         let Some(id) = self.nodes.id(node) else { return };
         let Some(name) = self.nodes[id].site.clone() else { return };
         self.work_on(&name, now.as_millisecond(), |turn| {
             for number in turn.nodes[id].books.clone() {
-                if turn.site.books.get(&number).is_some_and(|book| book.id.entitlement == *entitlement) {
-                    turn.note_proven(number, id);
-                }
+                change(turn, number, id);
             }
         });
     }

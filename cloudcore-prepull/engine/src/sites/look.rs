@@ -75,13 +75,10 @@ impl TrackerTurn<'_> {
     fn send_directions(&mut self, reminded: Vec<NodeId>, told: &mut Vec<Directions>) {
         let mut by_task: BTreeMap<(NodeName, Arc<TaskId>), Vec<BlobDirection>> = BTreeMap::new();
         for node in reminded {
+            let of = &self.nodes[node];
             // It may have moved to another site.
-            if !self.is_of_site(node) {
-                continue;
-            }
-            let of = &mut self.nodes[node];
-            of.has_reminder = of.waiting > 0;
-            if !of.has_reminder {
+            if of.waiting == 0 || !self.is_of_site(node) {
+                self.site.has_reminder.remove(&node);
                 continue;
             }
             let mut tasks = BTreeSet::new();

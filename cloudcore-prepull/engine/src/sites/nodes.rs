@@ -40,14 +40,12 @@ pub(super) struct SiteNode {
     pub(super) books: BTreeSet<u32>,
     /// Blobs that it waits for.
     pub(super) waiting: usize,
-    pub(super) has_reminder: bool,
     /// Downloads over the uplink.
     pub(super) carries: usize,
     /// Its readers.
     pub(super) serves: usize,
     /// Readers of blobs that are still arriving.
     pub(super) streamed: usize,
-    pub(super) is_offered: bool,
     pub(super) next_book: u32,
     pub(super) trust: NodeTrust,
 }

@@ -1,6 +1,6 @@
 //! One site: its books, their indexes, and the changes that keep all indexes right.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -29,8 +29,11 @@ pub(super) struct Site {
     pub(super) books: BTreeMap<u32, BlobBook>,
     pub(super) next_id: u32,
     pub(super) dirty: VecDeque<u32>,
-    /// Nodes that may serve one more.
+    /// Nodes that may serve one more, in their order, and the same ones.
     pub(super) offered: VecDeque<NodeId>,
+    pub(super) is_offered: HashSet<NodeId>,
+    /// Nodes with a reminder among the timers.
+    pub(super) has_reminder: HashSet<NodeId>,
     pub(super) to_tell: VecDeque<(NodeId, u32)>,
     pub(super) timers: BTreeSet<(Time, u32, NodeId)>,
     pub(super) places: BTreeSet<super::book::LeasePlace>,
@@ -237,7 +240,7 @@ impl TrackerTurn<'_> {
         if more {
             self.site.waiting_nodes += usize::from(of.waiting == 0);
             of.waiting += 1;
-            if !std::mem::replace(&mut of.has_reminder, true) {
+            if self.site.has_reminder.insert(node) {
                 self.site.timers.insert((self.now + REMINDER, NONE, node));
             }
         } else {
@@ -356,7 +359,7 @@ impl TrackerTurn<'_> {
     }
 
     pub(super) fn offer(&mut self, node: NodeId) {
-        if !std::mem::replace(&mut self.nodes[node].is_offered, true) {
+        if self.site.is_offered.insert(node) {
             self.site.offered.push_back(node);
         }
     }

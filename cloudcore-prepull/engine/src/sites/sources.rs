@@ -60,9 +60,9 @@ impl TrackerTurn<'_> {
                 return;
             }
             let Some(node) = self.site.offered.pop_front() else { return };
+            self.site.is_offered.remove(&node);
             // It may have moved to another site.
             if self.is_of_site(node) {
-                self.nodes[node].is_offered = false;
                 self.match_node(node);
             }
         }
