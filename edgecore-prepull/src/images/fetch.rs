@@ -240,12 +240,18 @@ impl<P: Puller> Fetching<P> {
             // with the lease.
             let _ = fetcher.unpacker.remove_snapshot(&snapshotter, &key, &lease).await;
         }
+        let shared = fetcher
+            .neighbourhood
+            .as_ref()
+            .filter(|_| !repository.has_machine_credential())
+            .and_then(|neighbourhood| ImageSharing::new(neighbourhood, &request.terms));
         let goal = Goal {
             reference: &reference,
             repository: &repository,
             image: &image,
             facts: &facts,
             lease: &lease,
+            is_shared: shared.is_some(),
         };
         let Admitted { layers, watched, deltas, no_delta } = fetcher.admit(&request, &goal).await?;
         let download = Download {
@@ -262,11 +268,7 @@ impl<P: Puller> Fetching<P> {
             letting_go: watch::Sender::new(false),
             unpacking: Unpacking::default(),
             asked_last: Mutex::default(),
-            shared: fetcher
-                .neighbourhood
-                .as_ref()
-                .filter(|_| fetcher.shares(&request, &repository))
-                .and_then(|neighbourhood| ImageSharing::new(neighbourhood, &request.terms)),
+            shared,
             deltas,
             needs_deltas: request.terms.deltas == Deltas::Require,
             no_delta: no_delta.map_or_else(OnceLock::new, OnceLock::from),

@@ -91,8 +91,8 @@ pub trait Puller: Send + Sync + 'static {
     /// image.
     ///
     /// # Errors
-    /// The image isn't there or isn't unpacked, its files aren't in directories of containerd's, or it has no regular file of at most `most`
-    /// bytes at the path.
+    /// The image isn't there or isn't unpacked, its files aren't in directories of containerd's, or it has no regular file
+    /// of at most `most` bytes at the path.
     fn read_file(
         &self,
         _id: &str,

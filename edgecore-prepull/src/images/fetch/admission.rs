@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use prepull_api::download::Deltas as Rule;
 use prepull_api::task::NoDelta;
-use prepull_registry::Repository;
 
 use super::delta::{LayerDeltas, UnusedDelta};
 use super::deltas::Goal;
@@ -37,8 +36,8 @@ impl Fetcher {
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
     ) -> Result<Admitted<'_>, FetchStop> {
-        let is_shared = self.shares(request, goal.repository);
-        let whole = self.layers(goal.repository, goal.image, goal.facts, is_shared).await;
+        let Goal { repository, image, facts, is_shared, .. } = *goal;
+        let whole = self.layers(repository, image, facts, is_shared).await;
         let (deltas, mut no_delta) = self.deltas_for(request, goal, &whole).await?;
         if let Some(deltas) = deltas {
             let mut layers = whole.clone();
@@ -59,13 +58,6 @@ impl Fetcher {
         }
         let (layers, watched) = self.begin_if_fits(request, goal, whole, true).await?;
         Ok(Admitted { layers, watched, deltas: None, no_delta })
-    }
-
-    /// Whether the layers of a pull may come from neighbours.
-    pub(super) fn shares(&self, request: &PullRequest<'_>, repository: &Repository) -> bool {
-        self.neighbourhood.is_some()
-            && request.terms.shared_for.is_some()
-            && !repository.has_machine_credential()
     }
 
     /// Begins a download, if it fits.

@@ -9,6 +9,7 @@ use prepull_api::image::Reference;
 use prepull_api::task::KeepCode;
 
 use super::fetcher::Fetcher;
+use super::runtime::SurveyFacts;
 use super::unused::{ListedImage, Listing};
 use crate::images::containerd::{Holdings, ImageRecord};
 use crate::images::puller::cri::to_pull_error;
@@ -105,10 +106,9 @@ impl Survey {
 impl Fetcher {
     async fn survey(&self) -> Result<Survey, PullError> {
         let listing = self.runtime.list().await?;
-        let Some(sandbox) = self.runtime.sandbox().await? else {
+        let Some(SurveyFacts { snapshotter, sandbox }) = self.runtime.survey_facts().await? else {
             return Ok(Survey { listing, store: None });
         };
-        let snapshotter = self.runtime.snapshotter().await?;
         let holdings = match &snapshotter {
             Some(snapshotter) => self.holdings.read(snapshotter).await,
             None => self.holdings.read_records().await,

@@ -95,6 +95,8 @@ pub(super) struct Goal<'a> {
     pub(super) image: &'a ImageParts,
     pub(super) facts: &'a RuntimeFacts,
     pub(super) lease: &'a MetadataValue<Ascii>,
+    /// Whether its layers may come from neighbours.
+    pub(super) is_shared: bool,
 }
 
 impl Fetcher {

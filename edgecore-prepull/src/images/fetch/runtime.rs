@@ -60,6 +60,14 @@ pub(super) struct RuntimeFacts {
     pub(super) sandbox: Option<String>,
 }
 
+/// The part of the configuration that shows what containerd needs.
+pub(super) struct SurveyFacts {
+    /// Name of the snapshotter. `None` for one that may fetch by itself.
+    pub(super) snapshotter: Option<String>,
+    /// The image of the sandboxes of pods, if containerd reports it.
+    pub(super) sandbox: Option<String>,
+}
+
 /// Where containerd keeps what it has.
 struct Storage {
     release: Release,
@@ -156,14 +164,11 @@ impl Runtime {
         Some(self.read_storage().await.ok()?.directories)
     }
 
-    /// The image of containerd's sandboxes, if it reports that. `None` for other runtimes.
-    pub(super) async fn sandbox(&self) -> Result<Option<Option<String>>, PullError> {
-        known(self.read_config().await.map(|(_, config)| config.sandbox_image))
-    }
-
-    /// Name of the snapshotter, if it unpacks the content store.
-    pub(super) async fn snapshotter(&self) -> Result<Option<String>, PullError> {
-        known(self.read_storage().await.map(|storage| storage.snapshotter))
+    /// What a survey of containerd needs to know. `None` for other runtimes.
+    pub(super) async fn survey_facts(&self) -> Result<Option<SurveyFacts>, PullError> {
+        let Some((_, config)) = known(self.read_config().await)? else { return Ok(None) };
+        let snapshotter = known(self.find_snapshotter(&config).await)?.map(|snapshotter| snapshotter.name);
+        Ok(Some(SurveyFacts { snapshotter, sandbox: config.sandbox_image }))
     }
 
     /// Whether the agent sees the files of containerd's ingests.
