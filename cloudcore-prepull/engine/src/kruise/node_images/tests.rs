@@ -125,6 +125,12 @@ impl World {
         self.settle();
     }
 
+    /// These jobs run.
+    pub(super) fn run_jobs(&mut self, jobs: &[&str]) {
+        let running = jobs.iter().map(|job| (JobUid((*job).to_owned()), Liveness::Active));
+        self.jobs.borrow_mut().extend(running);
+    }
+
     pub(super) fn request(&mut self, request: &Arc<TagRequest>, new_round: bool) {
         self.images.request_tag(&node(), request.clone(), new_round);
         self.settle();
@@ -383,6 +389,13 @@ pub(super) fn add_manual_tag(spec: &mut NodeImageSpec, image: &str, tag: &str) {
         ImageTagPullPolicy { ttl_seconds_after_finished: Some(300), ..ImageTagPullPolicy::default() };
     let tag = ImageTagSpec { tag: tag.to_owned(), pull_policy: Some(limits), ..ImageTagSpec::default() };
     spec.images.entry(image.to_owned()).or_default().tags.push(tag);
+}
+
+/// The same, of `a:1` and with a deadline of so many seconds.
+pub(super) fn add_tag_with_deadline(spec: &mut NodeImageSpec, seconds: i64) {
+    add_manual_tag(spec, "a", "1");
+    let limits = spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap();
+    limits.active_deadline_seconds = Some(seconds);
 }
 
 /// The request of a job for nginx:1.25.

@@ -22,9 +22,7 @@ fn secrets_of(dispatch: &TagDispatch) -> Vec<String> {
 #[test]
 fn each_namespace_pulls_with_its_own_secrets() {
     let mut world = World::new();
-    for job in ["shop-job", "bank-job"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
-    }
+    world.run_jobs(&["shop-job", "bank-job"]);
     world.request(&request_from("shop", "shop-job"), false);
     let first = world.take_dispatched();
     assert_eq!((first.len(), secrets_of(&first[0])), (1, vec!["shop/s".to_owned()]));
@@ -66,9 +64,7 @@ fn each_namespace_pulls_with_its_own_secrets() {
 #[test]
 fn a_pull_counts_only_in_its_namespace() {
     let mut world = World::new();
-    for job in ["shop-job", "bank-job"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
-    }
+    world.run_jobs(&["shop-job", "bank-job"]);
     world.request(&request_from("shop", "shop-job"), false);
     let first = world.take_dispatched()[0].task.id.clone();
     world.end_task(&first, failed("404"));
@@ -86,7 +82,7 @@ fn a_pull_counts_only_in_its_namespace() {
 fn a_restart_repeats_requests_across_namespaces() {
     let mut world = World::new();
     for job in ["shop-job", "bank-job"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+        world.run_jobs(&[job]);
         let namespace = job.strip_suffix("-job").unwrap();
         world.request(&request_from(namespace, job), false);
         let task = world.take_dispatched()[0].task.id.clone();
@@ -110,9 +106,7 @@ fn a_restart_repeats_requests_across_namespaces() {
 #[test]
 fn a_waiting_request_still_gives_up_the_old_tag() {
     let mut world = World::new();
-    for job in ["shop-job", "bank-job"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
-    }
+    world.run_jobs(&["shop-job", "bank-job"]);
     let (request, key) = (request_from("bank", "bank-job"), TagKey::new("nginx", "old"));
     world.request(&Arc::new(TagRequest { key, ..(*request).clone() }), false);
     world.request(&request_from("shop", "shop-job"), false);
@@ -124,9 +118,7 @@ fn a_waiting_request_still_gives_up_the_old_tag() {
 #[test]
 fn a_tag_that_is_added_again_is_another() {
     let mut world = World::new();
-    for job in ["shop-job", "bank-job"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
-    }
+    world.run_jobs(&["shop-job", "bank-job"]);
     world.request(&request_from("shop", "shop-job"), false);
     let first = world.take_dispatched()[0].task.id.clone();
     // One write takes the tag out for one job, and puts it in for the other.

@@ -238,7 +238,7 @@ fn unreadable(error: &str) -> Input {
 #[test]
 fn a_mended_node_image_reports_all_tags() {
     let mut world = World::new();
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.run_jobs(&["job"]);
     world.request(&Arc::new(request("job")), false);
     assert_eq!(world.take_tag_states(), [("job".to_owned(), TagState::Pending)]);
     world.input(unreadable("spec.images: invalid type"));

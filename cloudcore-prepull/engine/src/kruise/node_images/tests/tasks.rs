@@ -180,11 +180,7 @@ fn changed_terms_make_another_task() {
 #[test]
 fn the_deadline_applies_to_offline_nodes() {
     let mut world = World::new();
-    world.edit(|spec| {
-        add_manual_tag(spec, "a", "1");
-        spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().active_deadline_seconds =
-            Some(1200);
-    });
+    world.edit(|spec| add_tag_with_deadline(spec, 1200));
     let dispatch = &world.take_dispatched()[0];
     assert_eq!(dispatch.remaining, Duration::from_secs(1200));
     let task = dispatch.task.id.clone();
@@ -238,7 +234,7 @@ fn a_refused_tag_fails_alone() {
 #[test]
 fn a_tag_uses_only_its_owners_secrets() {
     let mut world = World::new();
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.run_jobs(&["job"]);
     let secret = |namespace: &str| prepull_api::crd::kruise::SecretObject {
         namespace: namespace.to_owned(),
         name: "s".to_owned(),
@@ -276,9 +272,7 @@ fn an_api_outage_bounds_a_nodes_ledger() {
 #[test]
 fn another_tags_request_disturbs_no_pull() {
     let mut world = World::new();
-    for job in ["one", "two"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
-    }
+    world.run_jobs(&["one", "two"]);
     world.request(&Arc::new(request("one")), false);
     world.take_dispatched();
     let labels = Some(BTreeMap::from([("app".to_owned(), "shop".to_owned())]));
@@ -293,11 +287,7 @@ fn another_tags_request_disturbs_no_pull() {
 #[test]
 fn a_restart_continues_from_the_stored_status() {
     let mut world = World::new();
-    world.edit(|spec| {
-        add_manual_tag(spec, "a", "1");
-        spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().active_deadline_seconds =
-            Some(600);
-    });
+    world.edit(|spec| add_tag_with_deadline(spec, 600));
     let task = world.take_dispatched()[0].task.id.clone();
     world.report_progress(&task, 40, 100);
     // Of an unknown size.
@@ -355,7 +345,7 @@ fn a_failed_checks_reason_is_in_status() {
 #[test]
 fn a_pull_without_active_owners_is_cancelled() {
     let mut world = World::new();
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.run_jobs(&["job"]);
     world.request(&Arc::new(request("job")), false);
     let task = world.take_dispatched()[0].task.id.clone();
     world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Finished);
@@ -390,11 +380,7 @@ fn an_unreadable_secret_holds_no_slot() {
 fn a_secrets_wait_counts_against_the_tag() {
     let mut world = World::new();
     world.secrets = Some("secret s/t could not be read: 500");
-    world.edit(|spec| {
-        add_manual_tag(spec, "a", "1");
-        spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().active_deadline_seconds =
-            Some(600);
-    });
+    world.edit(|spec| add_tag_with_deadline(spec, 600));
     world.pass(Duration::from_secs(10));
     world.take_dispatched();
     world.secrets = None;
@@ -435,11 +421,7 @@ fn no_tag_keeps_a_slot_for_ever() {
 #[test]
 fn a_new_round_has_its_own_deadline() {
     let mut world = World::new();
-    world.edit(|spec| {
-        add_manual_tag(spec, "a", "1");
-        spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap().active_deadline_seconds =
-            Some(60);
-    });
+    world.edit(|spec| add_tag_with_deadline(spec, 60));
     world.pass(Duration::from_secs(50));
     world.edit(|spec| spec.images.get_mut("a").unwrap().tags[0].version += 1);
     // Of a node that says nothing the deadline counts two minutes later.

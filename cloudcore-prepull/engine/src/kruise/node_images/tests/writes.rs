@@ -74,7 +74,7 @@ fn a_deleted_node_image_is_recreated() {
 #[test]
 fn a_quick_pull_costs_four_writes() {
     let mut world = World::new();
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.run_jobs(&["job"]);
     world.request(&Arc::new(request("job")), false);
     let task = world.take_dispatched()[0].task.id.clone();
     world.report_progress(&task, 10, 100);
@@ -188,7 +188,7 @@ fn results_are_written_while_the_spec_is_refused() {
     world.edit(|spec| add_manual_tag(spec, "a", "1"));
     let task = world.take_dispatched()[0].task.id.clone();
     world.refuses = |_, _| true;
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.run_jobs(&["job"]);
     world.request(&Arc::new(request("job")), false);
     world.pass(Duration::from_secs(60));
     world.end_task(&task, pulled());
@@ -216,7 +216,7 @@ fn a_policy_that_sets_labels_holds_up_nothing() {
         let (specs, _) = world.take_write_counts();
         assert!((8..=20).contains(&specs), "{specs}");
         for job in ["one", "two"] {
-            world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+            world.run_jobs(&[job]);
             let key = TagKey::new(job, "1");
             world.request(&Arc::new(TagRequest { key, ..request(job) }), false);
             assert!(world.spec_tag(job, "1").is_some(), "it's written at once");
@@ -229,7 +229,7 @@ fn a_policy_that_refuses_labels_holds_up_no_request() {
     for comes_first in [true, false] {
         let mut world = World::new();
         world.refuses = |_, labels| labels.contains_key("zone");
-        world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+        world.run_jobs(&["job"]);
         // Both in one write, or one after the other.
         world.api = comes_first;
         world.hear(FleetEvent::Node(view(&[("edge", ""), ("zone", "a")])));
@@ -240,7 +240,7 @@ fn a_policy_that_refuses_labels_holds_up_no_request() {
         assert!(world.spec_tag("nginx", "1.25").is_some(), "{comes_first}");
         // And a request that's refused holds up no label.
         world.refuses = |spec, _| spec.images.contains_key("refused");
-        world.jobs.borrow_mut().insert(JobUid("other".to_owned()), Liveness::Active);
+        world.run_jobs(&["other"]);
         let refused = TagRequest { key: TagKey::new("refused", "1"), ..request("other") };
         world.request(&Arc::new(refused), false);
         world.pass(Duration::from_secs(60));
@@ -252,11 +252,11 @@ fn a_policy_that_refuses_labels_holds_up_no_request() {
 #[test]
 fn one_refused_request_holds_up_no_other() {
     let mut world = World::new();
-    world.jobs.borrow_mut().insert(JobUid("pulls".to_owned()), Liveness::Active);
+    world.run_jobs(&["pulls"]);
     world.request(&Arc::new(TagRequest { key: TagKey::new("pulled", "1"), ..request("pulls") }), false);
     world.api = false;
     for job in ["refused", "waits", "one", "two"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
+        world.run_jobs(&[job]);
         let key = TagKey::new(if job == "waits" { "pulled" } else { job }, "1");
         let mut request = TagRequest { key, ..request(job) };
         if job == "waits" {
@@ -277,7 +277,7 @@ fn one_refused_request_holds_up_no_other() {
 #[test]
 fn a_node_image_deleted_by_hand_ends_no_job() {
     let mut world = World::new();
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Active);
+    world.run_jobs(&["job"]);
     let wanted = Arc::new(request("job"));
     world.request(&wanted, false);
     world.take_tag_states();
@@ -318,9 +318,7 @@ fn a_job_waits_five_minutes_for_a_new_node_image() {
 #[test]
 fn requests_outlive_a_deleted_node_image() {
     let mut world = World::new();
-    for job in ["shop-job", "bank-job", "late-job"] {
-        world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Active);
-    }
+    world.run_jobs(&["shop-job", "bank-job", "late-job"]);
     let mut bank = request("bank-job");
     bank.owner.namespace = Some("bank".to_owned());
     world.request(&Arc::new(request("shop-job")), false);
