@@ -533,6 +533,26 @@ async fn a_damaged_blob_is_fetched_elsewhere() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_damaged_rest_costs_no_try() -> Result<()> {
+    let hand = Hand::start().await?;
+    let (image, reference) = hand.image("rest", &[4 * MIB])?;
+    hand.link.throttle(Some(2 * MIB));
+    let mut pulling = hand.pull(&[&reference])?.spawn()?;
+    hand.has_fetched(&image, MIB).await?;
+    pulling.kill().await?;
+    hand.link.throttle(None);
+    // All of its bytes are there, and wrong: a card that said they were written, and lost power.
+    let ingests = hand.containerd.root().join("io.containerd.content.v1.content/ingest");
+    let layer = std::fs::metadata(image.blob_file(image.blobs().last().context("no layer")?))?.len();
+    for ingest in std::fs::read_dir(ingests)? {
+        std::fs::write(ingest?.path().join("data"), vec![0; usize::try_from(layer)?])?;
+    }
+    hand.pulls(&["--retries", "0", &reference]).await?;
+    ensure!(hand.containerd.has_image(&reference).await?);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_busy_registry_is_asked_within_the_try() -> Result<()> {
     let hand = Hand::start().await?;
     let (_, reference) = hand.image("busy", &[MIB])?;
