@@ -206,11 +206,17 @@ impl Controller {
             let mut effects = Effects::new(now, &mut self.actions);
             let (run, pinned) = (job.run(), job.wants_pins());
             job.advance(&self.nodes, &mut effects);
+            let goes_on = job.begin_what_waited(&self.nodes, &mut effects);
             job.write_if_due(&mut effects);
             let (wakeup, is_over, begins) = (job.next_wakeup(), job.is_over(), job.run() != run);
             self.census.note_phase(&uid, job.phase());
             self.apply_moves(&uid);
             self.agenda.wake_at(&uid, wakeup);
+            if goes_on {
+                // As a job that is edited after its end.
+                self.leaving.insert(uid.clone());
+                self.attach_all(&uid);
+            }
             if begins {
                 self.attach_all(&uid);
                 if pinned && run.is_some() {

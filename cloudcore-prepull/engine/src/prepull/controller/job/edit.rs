@@ -111,11 +111,17 @@ impl PrepullJob {
         }
     }
 
-    /// The job's next run, if its spec differs from the one that it began with.
+    /// The object for the end of this run, if its spec differs from the one that the run began with, or asks for a round or a
+    /// re-check that must wait.
     fn read_next(&self, object: &JobObject) -> Option<Box<ImagePrePullJob>> {
         let object = object.as_ref().ok()?;
         let is_cancelled = object.spec.cancel || self.course.is_cancelled();
-        if is_cancelled || self.is_held() || self.spec.may_have_begun_with(&object.spec) {
+        let waits = if self.spec.may_have_begun_with(&object.spec) {
+            self.asks_for_later(&object.spec)
+        } else {
+            !self.is_held()
+        };
+        if is_cancelled || !waits {
             return None;
         }
         validate::validate(object).ok()?;
@@ -138,7 +144,10 @@ impl PrepullJob {
             asked.recheck = asked.recheck.min(accepted.recheck);
         }
         let refusal = if self.spec.may_have_begun_with(&asked) {
-            match validated(asked.clone()) {
+            let valid = validated(asked.clone());
+            let is_for_later = self.asks_for_later(&asked);
+            (asked.retry, asked.recheck) = self.rounds_for_now(&asked);
+            match valid.and_then(|valid| if is_for_later { validated(asked.clone()) } else { Ok(valid) }) {
                 Ok((spec, job)) => return Ok(JobEdit { spec, job, refusal: after_cancel }),
                 Err(refusal) => refusal,
             }
@@ -152,6 +161,7 @@ impl PrepullJob {
         };
         let Some(accepted) = self.spec.accepted() else { return Err(refusal) };
         // What can be followed is: a job is suspended although its secrets make no sense.
+        (asked.retry, asked.recheck) = self.rounds_for_now(&asked);
         let mut spec = spec::merge_edit(accepted, &asked);
         if self.is_over() {
             // A further round must wait until the job can follow the whole spec.
@@ -215,13 +225,47 @@ impl PrepullJob {
     /// What this spec asks for, cancelled or not. Where both are raised at once there is no re-check: the person wants to
     /// download.
     fn raised_request(&self, spec: &ImagePrePullJobSpec) -> RoundRequest {
-        let begun = (i64::from(self.course.retry_rounds()), i64::from(self.course.rechecks()));
-        let in_force = self.spec.accepted().map_or(begun, |accepted| (accepted.retry, accepted.recheck));
+        let (retry, recheck) = self.rounds_in_force();
         match self.is_over() {
-            true if spec.retry > in_force.0.max(begun.0) => RoundRequest::Retry,
-            true if spec.recheck > in_force.1.max(begun.1) => RoundRequest::Recheck,
+            true if spec.retry > retry => RoundRequest::Retry,
+            true if spec.recheck > recheck => RoundRequest::Recheck,
             _ => RoundRequest::Nothing,
         }
+    }
+
+    /// The values of `retry` and `recheck` that ask for nothing more.
+    fn rounds_in_force(&self) -> (i64, i64) {
+        let begun = (i64::from(self.course.retry_rounds()), i64::from(self.course.rechecks()));
+        let accepted = self.spec.accepted().map_or(begun, |accepted| (accepted.retry, accepted.recheck));
+        (accepted.0.max(begun.0), accepted.1.max(begun.1))
+    }
+
+    /// `retry` and `recheck` without what waits for the end: a re-check, and a round that's asked for during a re-check.
+    fn rounds_for_now(&self, spec: &ImagePrePullJobSpec) -> (i64, i64) {
+        let (retry, recheck) = self.rounds_in_force();
+        let most = |waits: bool, asked: i64, in_force| if waits { asked.min(in_force) } else { asked };
+        (
+            most(self.course.is_rechecking(), spec.retry, retry),
+            most(self.course.is_running(), spec.recheck, recheck),
+        )
+    }
+
+    fn asks_for_later(&self, spec: &ImagePrePullJobSpec) -> bool {
+        self.rounds_for_now(spec) != (spec.retry, spec.recheck)
+    }
+
+    /// Once the run is over, begins the round or the re-check that its last edit has asked for. Returns whether one begins.
+    pub(in crate::prepull::controller) fn begin_what_waited(
+        &mut self,
+        nodes: &NodeViews,
+        effects: &mut Effects<'_>,
+    ) -> bool {
+        let waits = |next: &mut Box<ImagePrePullJob>| self.spec.may_have_begun_with(&next.spec);
+        let Some(object) = self.next.take_if(|next| self.course.end_time().is_some() && waits(next)) else {
+            return false;
+        };
+        self.apply_edit(&Ok(object), None, nodes, effects);
+        !self.is_over()
     }
 
     /// Takes over the fields that may change while the job runs. `is_unknown`: notify the edges in any case.

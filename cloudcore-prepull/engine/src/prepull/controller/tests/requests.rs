@@ -1,7 +1,7 @@
 //! Edits that ask a job for something, and those that don't.
 
 use super::course::{fleet, template};
-use super::rechecks::{answer, pulled, there, wanted};
+use super::rechecks::{answer, found, gone, pulled, there, wanted};
 use super::*;
 
 #[test]
@@ -25,6 +25,86 @@ fn a_recheck_needs_a_node_to_ask() {
     world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
     world.pass(1_000);
     assert!(world.status().recheck.is_none() && !world.events.contains(&"Rechecking"));
+}
+
+/// Another leader takes over in the middle, with what the API server has.
+fn change_leaders(world: &mut World, nodes: &[String], spec: serde_json::Value, generation: i64) {
+    world.restart(nodes);
+    world.give(wanted(world, nodes, spec, generation));
+    for node in nodes {
+        world.up(node, &[]);
+    }
+    world.pass(1_000);
+}
+
+#[test]
+fn what_is_asked_for_in_a_recheck_waits_for_its_end() {
+    let round = json!({"recheck": 1, "retry": 1});
+    for (asked, looks) in [(round.clone(), [false].as_slice()), (json!({"recheck": 2}), &[true])] {
+        for leaders in [1, 2] {
+            let (mut world, nodes) = pulled(2);
+            world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
+            world.pass(1_000);
+            world.give(wanted(&world, &nodes, asked.clone(), 3));
+            world.pass(1_000);
+            if leaders == 2 {
+                change_leaders(&mut world, &nodes, asked.clone(), 3);
+            }
+            world.says("n0", answer(2, gone()));
+            world.taken();
+            world.looks.clear();
+            world.says("n1", answer(2, there()));
+            world.pass(1_000);
+            let next = if asked == round { "n0" } else { "n1" };
+            assert_eq!((world.taken(), &*world.looks), (vec![next.to_owned()], looks), "{asked}, {leaders}");
+            assert_eq!(
+                (world.status().phase, world.condition("Complete").0),
+                (JobPhase::InProgress, "False")
+            );
+            world.says(next, answer(3, there()));
+            world.pass(1_000);
+            assert_eq!((world.taken(), world.status().observed_generation), (vec![], Some(3)));
+            assert_eq!(world.status().phase == JobPhase::Completed, asked == round);
+        }
+    }
+}
+
+#[test]
+fn a_recheck_that_is_asked_for_in_a_run_follows_it() {
+    for leaders in [1, 2] {
+        let (mut world, nodes) = fleet(1);
+        world.give(wanted(&world, &nodes, json!({}), 1));
+        world.pass(1_000);
+        world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
+        world.pass(1_000);
+        assert!(world.status().recheck.is_none());
+        if leaders == 2 {
+            change_leaders(&mut world, &nodes, json!({"recheck": 1}), 2);
+        }
+        world.looks.clear();
+        world.ends("n0", TaskOutcome::Succeeded);
+        world.pass(1_000);
+        assert_eq!(world.looks, [true], "{leaders}");
+        world.says("n0", answer(2, there()));
+        world.pass(1_000);
+        assert_eq!((world.status().phase, found(&world)), (JobPhase::Completed, (1, 0, 0)));
+    }
+}
+
+#[test]
+fn what_is_taken_back_in_time_does_not_begin() {
+    for taken_back in [json!({"recheck": 1}), json!({"recheck": 1, "retry": 1, "cancel": true})] {
+        let (mut world, nodes) = pulled(1);
+        world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));
+        world.pass(1_000);
+        world.taken();
+        world.give(wanted(&world, &nodes, json!({"recheck": 1, "retry": 1}), 3));
+        world.give(wanted(&world, &nodes, taken_back, 4));
+        world.says("n0", answer(2, gone()));
+        world.pass(1_000);
+        assert_eq!((world.taken(), world.status().retry), (vec![], 0));
+        assert!(world.status().completion_time.is_some());
+    }
 }
 
 #[test]
