@@ -71,7 +71,7 @@ struct EdgeDisk {
 }
 
 impl Directory {
-    /// Notes a session that has begun. It replaces an earlier one of the node.
+    /// Notes a session that has begun. It replaces an earlier one of the node, and a later one that has been noted already stays.
     pub(crate) fn note_connected(
         &self,
         peer: &PeerIdentity,
@@ -83,6 +83,9 @@ impl Directory {
         let open = open.map(|open| open.task.clone()).collect();
         let mut all = self.all.lock();
         let All { known, words } = &mut *all;
+        if known.get(&peer.node).is_some_and(|known| known.session > session) {
+            return;
+        }
         let now_known = KnownEdge {
             session,
             is_connected: true,

@@ -149,6 +149,7 @@ fn a_replaced_session_is_ignored() {
     directory.note_connected(&peer("a"), SESSION, &hello(), at(1));
     let newer = Hello { version: "0.3.0".to_owned(), ..Hello::default() };
     directory.note_connected(&peer("a"), SessionId(2), &newer, at(2));
+    directory.note_connected(&peer("a"), SESSION, &hello(), at(2));
     directory.apply_message(&"a".into(), SESSION, &EdgeMessage::Accepted { task: task(1) }, at(15));
     directory.note_disconnected(&"a".into(), SESSION, at(3));
     let edge = only(list(&directory, &nodes, ""));

@@ -72,9 +72,10 @@ impl Rollout {
         let member = &mut self.members[at];
         let before = std::mem::replace(&mut member.online, online);
         if online.is_none()
+            && member.record.phase != NodePhase::Pending
             && let Some(postponed) = &mut member.postponed
         {
-            // It waits to be back, and then its secrets are read at once.
+            // Its task is sent again when it's back.
             postponed.waits = None;
         }
         if member.record.phase == NodePhase::Pending {

@@ -199,6 +199,7 @@ impl Rollout {
                 Some(_) => Reattach::Cancel,
             };
         }
+        self.end_wait_at_return(at, now);
         self.set_online(at, Some(session));
         let record = &self.members[at].record;
         let current = open.filter(|(attempt, _)| *attempt == self.attempt_of(record));

@@ -80,6 +80,17 @@ impl Rollout {
         }
     }
 
+    /// The node is back, and its secrets are read at once: what is left of its wait is not charged.
+    pub(super) fn end_wait_at_return(&mut self, at: usize, now: Timestamp) {
+        let member = &mut self.members[at];
+        if let Some(postponed) = &mut member.postponed
+            && let Some((until, _)) = postponed.waits.take()
+            && member.record.phase == NodePhase::Pending
+        {
+            postponed.postponement.end_wait_early(Moment::time_since(until, now));
+        }
+    }
+
     /// A secret of the node's task could not be read, or those of `withheld` may not be used. The node becomes pending
     /// again, and restarts after a while. If its edge may have the task already, it keeps its slot, and its task is
     /// dispatched again. `false` if the node's time does not allow another try: it has failed.
@@ -146,7 +157,8 @@ impl Rollout {
         let waits = self.postponed.iter().filter_map(|(until, at)| {
             let member = &self.members[*at];
             let waits = member.postponed.as_ref()?.waits.as_ref().filter(|waits| waits.0 == *until)?;
-            (member.record.phase == NodePhase::Pending && !member.has_left).then_some(waits.1.as_str())
+            let is_waiting = member.record.phase == NodePhase::Pending && member.online.is_some();
+            (is_waiting && !member.has_left).then_some(waits.1.as_str())
         });
         let (count, first) =
             waits.fold((0, None), |(count, first), reason| (count + 1, first.or(Some(reason))));

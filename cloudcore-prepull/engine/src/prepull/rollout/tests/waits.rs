@@ -74,6 +74,21 @@ fn a_postponed_task_is_sent_beside_an_accepted_one() {
 }
 
 #[test]
+fn a_node_that_flaps_is_charged_for_what_it_waited() {
+    let mut rollout = rollout(1, 1, "0");
+    for flap in 0..100 {
+        let (up, down) = (at(2 * flap), at(2 * flap + 1));
+        rollout.mark_online(&node(0), SessionId(1), None, up);
+        assert_eq!(begin(&mut rollout, up), [node(0)], "{flap}");
+        assert!(rollout.postpone(&node(0), "its secret can't be read", &[], up), "{flap}");
+        assert_eq!(rollout.waiting_for_secrets().map(|(nodes, _)| nodes), Some(1));
+        rollout.advance(down);
+        rollout.mark_offline(&node(0), SessionId(1));
+        assert_eq!(rollout.waiting_for_secrets(), None);
+    }
+}
+
+#[test]
 fn only_a_task_without_its_keys_is_repeated() {
     for (asked, phase) in [(true, NodePhase::InProgress), (false, NodePhase::Failure)] {
         let mut rollout = rollout(1, 1, "1");
