@@ -56,9 +56,11 @@ impl Arrivals {
         self.lock().files.get(digest).cloned()
     }
 
-    /// Notes that the bytes so far had another digest. A neighbour that has read them from here throws them away as well.
+    /// Notes that the bytes so far had another digest. A neighbour that has read them from here throws them away as well, and
+    /// none begins to read them any more: it would take them for the next version.
     pub(crate) fn note_spoiled(&self, digest: &str) {
         let mut book = self.lock();
+        book.files.remove(digest);
         let version = book.version(digest);
         book.spoiled.retain(|(spoiled, _)| spoiled != digest);
         book.spoiled.push_back((digest.to_owned(), version + 1));
@@ -131,10 +133,12 @@ mod tests {
 
     #[test]
     fn spoiled_bytes_change_the_version() {
-        let arrivals = Arrivals::default();
+        let arrivals = Arc::new(Arrivals::default());
         assert_eq!(arrivals.version("a"), 0);
         for version in 1..=2 {
+            let _arriving = arrivals.offer_blob("a", 100, 10, tempfile::tempfile().unwrap());
             arrivals.note_spoiled("a");
+            assert!(arrivals.get("a").is_none());
             assert_eq!((arrivals.version("a"), arrivals.version("b")), (version, 0));
         }
         (0..SPOILED).for_each(|other| arrivals.note_spoiled(&other.to_string()));

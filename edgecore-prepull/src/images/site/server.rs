@@ -261,10 +261,10 @@ impl PeerServer {
         stream::try_unfold((self, source, offset, turn), move |(server, mut source, offset, turn)| {
             let course = Arc::clone(&course);
             async move {
-                course.pace().note_taken(Instant::now());
                 if offset >= source.size() {
                     return Ok(None);
                 }
+                course.pace().note_taken(Instant::now());
                 let piece = server.read_piece(&mut source, offset).await;
                 let gone = || std::io::Error::other("no more bytes of the blob");
                 let piece = piece.filter(|piece| !piece.is_empty()).ok_or_else(gone)?;

@@ -48,6 +48,7 @@ struct Reading {
 pub(super) struct ReaderTurn {
     turns: Arc<Turns>,
     reader: NodeName,
+    digest: String,
     end: CancellationToken,
     permits: Vec<OwnedSemaphorePermit>,
 }
@@ -80,6 +81,7 @@ impl Turns {
         Some(ReaderTurn {
             turns: Arc::clone(self),
             reader: reader.clone(),
+            digest: digest.to_owned(),
             end: end.clone(),
             permits: Vec::new(),
         })
@@ -122,10 +124,12 @@ impl Drop for Wait<'_> {
 
 impl Drop for ReaderTurn {
     fn drop(&mut self) {
-        self.end.cancel();
         let mut readers = self.turns.lock();
-        if let Some(readings) = readers.get_mut(&self.reader) {
-            readings.retain(|reading| !reading.end.is_cancelled());
+        // If its end is cancelled, another connection has its place.
+        if !self.end.is_cancelled()
+            && let Some(readings) = readers.get_mut(&self.reader)
+        {
+            readings.retain(|reading| reading.digest != self.digest);
             if readings.is_empty() {
                 readers.remove(&self.reader);
             }
@@ -199,6 +203,7 @@ mod tests {
         assert!(!other.is_cancelled());
         assert!(enter("4", &new()).is_some());
         drop(again);
+        assert!(!other.is_cancelled(), "its last bytes are still on their way");
         assert!(turns.lock().is_empty());
     }
 
