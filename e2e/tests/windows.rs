@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::{Timestamp, ToSpan};
-use prepull_api::crd::download::WindowSpec;
+use prepull_api::crd::download::{DownloadSpec, WindowSpec};
 use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use prepull_e2e::prelude::*;
@@ -266,5 +266,28 @@ async fn a_changed_limit_applies_to_a_download() -> Result<()> {
     assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
     let fetched = site.link.bytes_of(layer);
     ensure!(fetched <= SIZE * 105 / 100, "{fetched} bytes: it restarted");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_uncapped_job_waits_for_no_capped_one() -> Result<()> {
+    let site = Site::start().await?;
+    let _node = site.add_node("edge-1").await?.args(&["--max-tasks", "2"]).await?;
+    // The smallest layer comes last: under its cap the large ones take a minute.
+    let capped = Image::on_base("capped", &[MIB], "own", 8 * MIB)?;
+    let uncapped = Image::on_base("capped", &[MIB], "other", MIB)?;
+    let references =
+        [site.registry.seed(&capped, "team/capped:v1")?, site.registry.seed(&uncapped, "team/uncapped:v1")?];
+    let slow = site.job("slow").images([&references[0]]).on(["edge-1"]).spec(|spec| {
+        spec.download = Some(DownloadSpec { max_rate: Some("128Ki".to_owned()), ..DownloadSpec::default() });
+    });
+    let slow = slow.apply().await?;
+    site.link_carries(256 * 1024).await?;
+    let begun = std::time::Instant::now();
+    site.job("fast").images([&references[1]]).on(["edge-1"]).completes().await?;
+    let took = begun.elapsed();
+    ensure!(took < Duration::from_secs(20), "{took:?}");
+    slow.patch_spec(json!({"download": null})).await?;
+    slow.completes().await?;
     Ok(())
 }

@@ -49,7 +49,11 @@ impl Download<'_> {
                 None => BlobOrigin::Registry(None),
             };
             // An error would mean that the semaphore is closed; these never are.
-            let _of_image = self.streams.acquire().await;
+            let _of_image = tokio::select! {
+                permit = self.streams.acquire() => permit.ok(),
+                // Another pull waits for it, which shares nothing of our cap: it doesn't wait for the layers before this one.
+                () = flight.becomes_hurried(), if self.buckets.has_own() => None,
+            };
             let _of_node = self.fetcher.streams.acquire().await;
             // An error would mean that the sender is gone, which is a field of this.
             let _ = self.letting_go.subscribe().wait_for(|letting_go| !letting_go).await;

@@ -1,8 +1,8 @@
 //! Blobs that are being fetched, by digest. Only one pull of the node fetches a blob at a time.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::sync::{Mutex, MutexGuard, OnceCell};
+use tokio::sync::{Mutex, MutexGuard, OnceCell, watch};
 
 use crate::by_key::ByKey;
 
@@ -19,7 +19,7 @@ pub(super) struct Flight {
     /// Bytes of the tar that is rebuilt from it, and deleted once it's unpacked.
     tar: AtomicU64,
     /// Number of waiting pulls that have no cap of their own.
-    hurried: AtomicUsize,
+    hurried: watch::Sender<usize>,
 }
 
 impl Flight {
@@ -32,7 +32,13 @@ impl Flight {
 
     /// Whether a pull without a cap of its own waits for the blob.
     pub(super) fn is_hurried(&self) -> bool {
-        self.hurried.load(Ordering::Relaxed) > 0
+        *self.hurried.borrow() > 0
+    }
+
+    /// Waits until a pull without a cap of its own waits for the blob.
+    pub(super) async fn becomes_hurried(&self) {
+        // An error would mean that the sender is gone, which is a field of this.
+        let _ = self.hurried.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
     /// Bytes of the blob that are in the store.
@@ -65,18 +71,18 @@ impl Flight {
 }
 
 /// Counts one waiting pull until it's dropped.
-struct Hurry<'a>(&'a AtomicUsize);
+struct Hurry<'a>(&'a watch::Sender<usize>);
 
 impl<'a> Hurry<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
+    fn new(count: &'a watch::Sender<usize>) -> Self {
+        count.send_modify(|waiting| *waiting += 1);
         Self(count)
     }
 }
 
 impl Drop for Hurry<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.send_modify(|waiting| *waiting -= 1);
     }
 }
 
@@ -99,7 +105,9 @@ mod tests {
         let mut capped = Box::pin(second.take_turn(false));
         assert!(capped.as_mut().now_or_never().is_none() && !first.is_hurried());
         let mut uncapped = Box::pin(second.take_turn(true));
+        assert_eq!(first.becomes_hurried().now_or_never(), None);
         assert!(uncapped.as_mut().now_or_never().is_none() && first.is_hurried());
+        assert_eq!(first.becomes_hurried().now_or_never(), Some(()));
         drop(uncapped);
         assert!(!first.is_hurried());
         drop(turn);
