@@ -47,6 +47,10 @@ const ANNOUNCED_AT_LEAST: Duration = Duration::from_secs(10);
 /// How long connected edges that do not confirm the new CA are waited for. They can do without: the server sends the
 /// new CA's certificate by the old one.
 const ANNOUNCED_AT_MOST: Duration = Duration::from_secs(600);
+/// How long a leader serves before it retires a CA: an edge that needs it still has come back from the leader before by then,
+/// and counts. The returns of a drained fleet are spread over ten minutes, and an edge that finds no leader waits for minutes
+/// between two tries.
+const SERVED_BEFORE_RETIREMENT: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -150,8 +154,10 @@ impl Rotation {
                 (all_know || lasted >= ANNOUNCED_AT_MOST).then_some(Due::Activate)
             }
             RotationStep::Signing => {
-                let nobody_needs_it = renewed == connected && informed == connected && unable == 0;
-                (nobody_needs_it && lasted >= old_life).then_some(Due::Retire)
+                let is_needed = renewed < connected || informed < connected || unable > 0;
+                // What is away for longer than the old life has no use of it either.
+                let are_back = served >= SERVED_BEFORE_RETIREMENT.min(old_life);
+                (!is_needed && are_back && lasted >= old_life).then_some(Due::Retire)
             }
         }
     }

@@ -183,6 +183,11 @@ mod pace {
         for late in [census(3, 3, 2, 0), census(3, 2, 3, 0), census(3, 2, 3, 1)] {
             assert_eq!(due(200, late), None, "{late:?} would be locked out");
         }
+        let of_new_leader =
+            |served, old_life| signing.due_step(&census(0, 0, 0, 0), served, old_life, begun + 200 * DAY);
+        assert_eq!(of_new_leader(Duration::from_secs(3599), 120 * DAY), None, "the edges aren't back yet");
+        assert_eq!(of_new_leader(Duration::from_secs(3600), 120 * DAY), Some(Due::Retire));
+        assert_eq!(of_new_leader(Duration::from_secs(60), Duration::from_secs(60)), Some(Due::Retire));
         let settled = read(signing.retire(now()).unwrap());
         assert_eq!(settled.due_step(&census(3, 3, 3, 0), DAY, DAY, now() + 999 * DAY), None);
     }
