@@ -183,6 +183,7 @@ async fn values_change_what_they_name() -> Result<()> {
     let table = [
         (json!({}), SETTINGS, "/data/PREPULL_ADVERTISE".to_owned(), json!("a.example,b.example")),
         (json!({"settings": {"PREPULL_X": 3}}), SETTINGS, "/data/PREPULL_X".into(), json!("3")),
+        (json!({"settings": {"PREPULL_X": 2_000_000}}), SETTINGS, "/data/PREPULL_X".into(), json!("2000000")),
         (json!({"replicas": 1}), DEPLOYMENT, "/spec/replicas".into(), json!(1)),
         (
             json!({"image": {"tag": "9"}}),
@@ -245,6 +246,19 @@ async fn values_change_what_they_name() -> Result<()> {
             String::new(),
             Value::Null,
         ),
+        // Names that hold one of ours.
+        (
+            json!({"registrySecrets": {"namespaces": ["prepull-edge"]}, "agents": {"namespace": "agents"}}),
+            r#""Role" "prepull-edge" "cloudcore-prepull-registry-secrets""#,
+            "/rules/0/verbs".into(),
+            json!(["get"]),
+        ),
+        (
+            json!({"agents": {"enabled": true, "namespace": "prepull-system-edge"}}),
+            r#""DaemonSet" "prepull-system-edge" "edgecore-prepull""#,
+            "/kind".into(),
+            json!("DaemonSet"),
+        ),
         (
             json!({"networkPolicy": {"enabled": true, "apiServers": ["192.0.2.1/32"]}}),
             r#""NetworkPolicy" "edge" "cloudcore-prepull""#,
@@ -271,6 +285,12 @@ async fn values_change_what_they_name() -> Result<()> {
             AGENT_SETTINGS,
             "/data/PREPULL_X".into(),
             json!("true"),
+        ),
+        (
+            agents(json!({"settings": {"PREPULL_X": 0.5}})),
+            AGENT_SETTINGS,
+            "/data/PREPULL_X".into(),
+            json!("0.5"),
         ),
         (
             agents(json!({"image": {"tag": "9"}})),

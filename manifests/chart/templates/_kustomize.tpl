@@ -50,10 +50,24 @@ Reads a folder, with the folders that its kustomization names. Arguments: folder
 {{/* The text of a file, with the namespaces as they are called here. Arguments: read, and path. */}}
 {{- define "prepull.file" -}}
 {{- $text := .read.files.Get (printf "files/%s" .path) | required (printf "the chart lacks files/%s" .path) -}}
-{{- range $ours, $theirs := .read.namespaces -}}
-  {{- $text = regexReplaceAll (printf `\b%s\b` $ours) $text $theirs -}}
+{{- /* By way of marks, so that no name of theirs is taken for one of ours. */ -}}
+{{- $namespaces := .read.namespaces -}}
+{{- range $index, $ours := keys $namespaces | sortAlpha -}}
+  {{- $text = regexReplaceAll (printf `\b%s\b` $ours) $text (printf "@@%d@@" $index) -}}
+{{- end -}}
+{{- range $index, $ours := keys $namespaces | sortAlpha -}}
+  {{- $text = replace (printf "@@%d@@" $index) (get $namespaces $ours) $text -}}
 {{- end -}}
 {{- $text -}}
+{{- end -}}
+
+{{/* A setting as text. Helm reads the numbers of a file as floats, and writes 2000000 as 2e+06. */}}
+{{- define "prepull.setting" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}
+  {{- printf "%.0f" . -}}
+{{- else -}}
+  {{- toString . -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Applies the JSON patches to an object, and returns it as JSON. Arguments: object, patches. */}}
