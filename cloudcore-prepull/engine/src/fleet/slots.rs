@@ -62,6 +62,13 @@ impl NodeSlots {
         }
     }
 
+    /// Forgets how many tasks a node works on at a time that's gone, unless it has one.
+    pub(crate) fn forget_idle(&mut self, node: &NodeName) {
+        if self.nodes.get(node).is_some_and(|slot| slot.jobs.is_empty() && slot.taken == 0) {
+            self.nodes.remove(node);
+        }
+    }
+
     pub(crate) fn jobs(&self, node: &NodeName) -> Vec<JobUid> {
         self.nodes.get(node).map(|slot| slot.jobs.clone()).unwrap_or_default()
     }
@@ -105,6 +112,10 @@ mod tests {
         assert!(slots.is_busy(&at_work) && slots.jobs(&at_work).is_empty());
         assert_eq!((slots.count_taken(&wide, true), slots.count_taken(&wide, true)), (None, Some(true)));
         assert_eq!((slots.nodes.len(), slots.count_taken(&at_work, false)), (2, Some(false)));
+        slots.forget_idle(&wide);
         assert_eq!((slots.count_taken(&wide, false), slots.set_limit(&wide, 1)), (Some(false), Some(true)));
+        slots.count_taken(&wide, false);
+        slots.forget_idle(&wide);
+        assert!(!slots.nodes.contains_key(&wide));
     }
 }

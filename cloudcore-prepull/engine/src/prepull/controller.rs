@@ -346,6 +346,14 @@ impl Controller {
                 self.slots.detach_from(name, &uid);
             }
         }
+        self.forget_slots_unless_there(name);
+    }
+
+    /// Forgets the slots of a node that has neither a Node nor a session.
+    fn forget_slots_unless_there(&mut self, name: &NodeName) {
+        if !self.nodes.contains_key(name) && !self.sessions.contains_key(name) {
+            self.slots.forget_idle(name);
+        }
     }
 
     fn apply_job(&mut self, object: &JobObject) {

@@ -110,8 +110,9 @@ impl SessionContext<'_> {
         if let Err(refusal) = self.roster.check_key(node, key) {
             self.roster.count_ended(&refusal);
             self.sessions.disconnect(node, id, &refusal.to_string());
+        } else {
+            self.sessions.directory().note_connected(&self.peer, id, &hello, Timestamp::now());
         }
-        self.sessions.directory().note_connected(&self.peer, id, &hello, Timestamp::now());
         let registration = Registration { sessions: self.sessions, node, id };
         let mut announced = false;
         let Err(end) = self.exchange_messages(channel, &outbox, hello, &mut announced).await;

@@ -25,6 +25,7 @@ impl Controller {
                     for uid in self.slots.jobs(&node) {
                         self.change_job(&uid, |job, _| job.mark_offline(&node, session));
                     }
+                    self.forget_slots_unless_there(&node);
                 }
             }
             SessionEvent::Message { node, session: _, message } => self.apply_message(&node, message),
