@@ -12,6 +12,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -29,7 +30,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, error, info, info_span};
+use tracing::{error, info};
 
 use crate::commands;
 use crate::commands::args::{Cli, CloudcoreCommand, ClusterArgs, RunArgs};
@@ -48,6 +49,7 @@ use crate::run::http::edges::{self, EdgesDesk};
 use crate::run::http::{CertificateFiles, Protection, Readiness};
 use crate::run::metrics::Metrics;
 
+mod clock;
 mod core;
 mod http;
 mod kruise;
@@ -61,7 +63,8 @@ mod sites;
 pub(crate) mod traces;
 mod vital;
 
-use self::core::{Clock, Core};
+use self::clock::Clock;
+use self::core::Core;
 use self::kruise::KruiseGate;
 use self::sites::SiteLog;
 use preflight::Preflight;
@@ -223,6 +226,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     // As after a failover: what runs is found again by what the API server and the edges say.
+    let is_set = AtomicBool::new(false);
     let outcome = loop {
         let part = shutdown.child_token();
         let kruise = KruiseGate::open(&args, &client, &health.readiness, &part).await;
@@ -237,16 +241,21 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
                     &kruise,
                     part.clone(),
                 );
-                let looking = preflight.stop_on_older_definitions(part);
                 let looking = async {
-                    looking.await;
+                    tokio::select! {
+                        () = preflight.stop_on_older_definitions(part.clone()) => {}
+                        () = clock::wait_until_set() => {
+                            is_set.store(true, Ordering::Relaxed);
+                            part.cancel();
+                        }
+                    }
                     std::future::pending().await
                 };
                 tokio::select! { outcome = work => outcome, never = looking => never }
             }
             None => Ok(()),
         };
-        let goes_on = kruise.has_opened() || preflight.has_stopped();
+        let goes_on = kruise.has_opened() || preflight.has_stopped() || is_set.swap(false, Ordering::Relaxed);
         if outcome.is_err() || shutdown.is_cancelled() || !goes_on {
             break outcome;
         }
@@ -329,35 +338,28 @@ async fn run_as_leader(
 
     // Nodes before jobs, since a job is planned when it is first seen; and all before the tunnel, since an edge with a task
     // of a job that we don't know would have to stop.
-    let nodes = core.vital.guard("the watch of nodes", watch::nodes(client.clone(), inputs.clone()));
-    tokio::spawn(nodes.instrument(info_span!("watch", kind = "Node")));
+    let watch_nodes = watch::nodes(client.clone(), inputs.clone());
+    core.watch("the watch of nodes", "Node", watch_nodes, &shutdown);
     core.run_until(&mut inbox, |listed| listed.nodes, &shutdown).await?;
-    let jobs = core
-        .vital
-        .guard("the watch of jobs", watch::jobs(client.clone(), core.events.clone(), inputs.clone()));
-    tokio::spawn(jobs.instrument(info_span!("watch", kind = "ImagePrePullJob")));
+    let watch_jobs = watch::jobs(client.clone(), core.events.clone(), inputs.clone());
+    core.watch("the watch of jobs", "ImagePrePullJob", watch_jobs, &shutdown);
     core.run_until(&mut inbox, |listed| listed.jobs, &shutdown).await?;
     // After the jobs: only the reports of known ones are missed.
-    let reports = core.vital.guard("the watch of reports", watch::reports(client.clone(), inputs.clone()));
-    tokio::spawn(reports.instrument(info_span!("watch", kind = "ImagePrePullReport")));
+    let watch_reports = watch::reports(client.clone(), inputs.clone());
+    core.watch("the watch of reports", "ImagePrePullReport", watch_reports, &shutdown);
     // Nothing waits for these: without the right to read them, from a role of an earlier release, jobs go on.
-    let settings = core.vital.guard("the watch of settings", watch::settings(client.clone(), inputs.clone()));
-    tokio::spawn(settings.instrument(info_span!("watch", kind = "ImagePrePullSettings")));
+    let watch_settings = watch::settings(client.clone(), inputs.clone());
+    core.watch("the watch of settings", "ImagePrePullSettings", watch_settings, &shutdown);
     if kruise.is_some() {
-        core.watch_kruise(&client);
+        core.watch_kruise(&client, &shutdown);
         core.run_until(&mut inbox, |listed| listed.kruise, &shutdown).await?;
     }
     // Before the first handshake, so that who was revoked stays out after a failover.
     if shutdown.run_until_cancelled(core.roster.load()).await.is_none() || shutdown.is_cancelled() {
         return Ok(());
     }
-    let watching = core.roster.clone().watch(client.clone(), args.cluster.namespace.clone());
-    let watching = core.vital.guard("the watch of the nodes' records", watching);
-    tokio::spawn(
-        shutdown
-            .clone()
-            .run_until_cancelled_owned(watching.instrument(info_span!("watch", kind = "ConfigMap"))),
-    );
+    let watch_roster = core.roster.clone().watch(client.clone(), args.cluster.namespace.clone());
+    core.watch("the watch of the nodes' records", "ConfigMap", watch_roster, &shutdown);
     let ending = end_sessions(core.roster.clone(), core.sessions.clone());
     let ending = core.vital.guard("the end of revoked sessions", ending);
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(ending));
@@ -377,6 +379,7 @@ async fn run_as_leader(
     info!("ending: edges are told to come back, what is being written is waited for");
     readiness.set_serving(false);
     desk.close();
+    metrics.clear_work(args.site_memory);
     let drain = tokio::time::timeout(DRAIN, async {
         while core.work.join_next().await.is_some() {}
         while listeners.tasks.join_next().await.is_some() {}

@@ -47,6 +47,8 @@ pub struct Cloud {
     standby: bool,
     /// Name of the pod that it acts for.
     pod: Option<String>,
+    /// The file that sets its clock.
+    clock: Option<PathBuf>,
     /// Namespace of the process, if not that of the test, and the passages to and from it.
     space: Option<(Space, Vec<Passage>)>,
     process: Option<Child>,
@@ -253,6 +255,11 @@ impl Cloud {
         command.arg("--ports-file").arg(&ports_file).args(&self.arguments);
         if let Some(pod) = &self.pod {
             command.env("POD_NAME", pod).args(["--advertise", "localhost"]);
+        }
+        if let Some(file) = &self.clock {
+            command.env("LD_PRELOAD", parts::libfaketime()?).env("FAKETIME_TIMESTAMP_FILE", file);
+            command.envs([("FAKETIME_NO_CACHE", "1"), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]);
+            command.env("NO_FAKE_STAT", "1");
         }
         if let Some((space, _)) = &self.space {
             command = space.wrap_command(&command);

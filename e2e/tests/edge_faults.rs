@@ -251,3 +251,25 @@ async fn an_edge_switches_to_its_second_address() -> Result<()> {
     pulled_once(&site, &image)?;
     node.forgets_all_tasks().await
 }
+
+#[tokio::test]
+async fn a_cloud_follows_its_machines_clock() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let file = cluster.place().new_dir("clock")?.join("ahead");
+    std::fs::write(&file, "-6h")?;
+    let cloud = Cloud::start(&cluster).clock_of(&file).await?;
+    let fleet = Fleet::start(&cluster, &cloud, 2).await?;
+    // As after a virtual machine was suspended, or before its time service has answered.
+    std::fs::write(&file, "+0s")?;
+    eventually("it begins again", 4 * SOON, async || {
+        ensure!(cloud.log().contains("the machine's clock was set"));
+        cloud.leads(SOON).await
+    })
+    .await?;
+    fleet.all_connected().await?;
+    let status = cluster.job("later").images(["harbor.example/a:v1"]).on(fleet.names()).completes().await?;
+    let started = status.start_time.context("not started")?.0;
+    let differs = jiff::Timestamp::now().duration_since(started).as_secs();
+    ensure!(differs.abs() < 60, "it started {differs} s ago");
+    fleet.all_acknowledged().await
+}

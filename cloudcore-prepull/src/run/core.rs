@@ -38,6 +38,7 @@ use crate::kube_api::recall::Recalls;
 use crate::kube_api::secrets::Secrets;
 use crate::kube_api::settings_writer::SettingsWriter;
 use crate::kube_api::status_writer::{StatusWriter, WrittenObject};
+use crate::run::clock::Clock;
 use crate::run::http::edges::ControllerQuestion;
 use crate::run::metrics::Metrics;
 use crate::run::recorder::Recorder;
@@ -50,22 +51,6 @@ const BATCH: usize = 1024;
 
 /// Interval of counting what sites do: some milliseconds for thousands of them, and Prometheus asks less often.
 const SITES_PERIOD: Duration = Duration::from_secs(5);
-
-/// Wall-clock time that does not jump: the clock of the start, and what a monotonic clock adds.
-pub(super) struct Clock {
-    wall: Timestamp,
-    monotonic: Instant,
-}
-
-impl Clock {
-    pub(super) fn start() -> Self {
-        Self { wall: Timestamp::now(), monotonic: Instant::now() }
-    }
-
-    pub(super) fn now(&self) -> Timestamp {
-        self.wall.checked_add(self.monotonic.elapsed()).unwrap_or(Timestamp::MAX)
-    }
-}
 
 /// The one task that owns the engine.
 pub(super) struct Core {
@@ -101,6 +86,20 @@ pub(super) struct Core {
 }
 
 impl Core {
+    /// Follows objects until the shutdown. `what` names the task where it ends before.
+    pub(super) fn watch<W>(
+        &self,
+        what: &'static str,
+        kind: &'static str,
+        watching: W,
+        shutdown: &CancellationToken,
+    ) where
+        W: Future<Output: Send + 'static> + Send + 'static,
+    {
+        let watching = self.vital.guard(what, watching).instrument(info_span!("watch", kind));
+        tokio::spawn(shutdown.clone().run_until_cancelled_owned(watching));
+    }
+
     /// Carries inputs in and actions out, until so much is listed. Fails where a vital task has ended.
     pub(super) async fn run_until(
         &mut self,

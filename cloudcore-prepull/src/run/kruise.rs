@@ -98,19 +98,16 @@ fn log_refusal(refusal: &str) {
 }
 
 impl Core {
-    pub(super) fn watch_kruise(&self, client: &Client) {
+    pub(super) fn watch_kruise(&self, client: &Client, shutdown: &CancellationToken) {
         let inputs = || self.inputs.clone();
         let jobs = kruise_watch::pull_jobs(client.clone(), inputs());
         let lists = kruise_watch::list_jobs(client.clone(), inputs());
         let pods = kruise_watch::pods(client.clone(), self.needs_pods.subscribe(), inputs());
         let node_images = kruise_watch::node_images(client.clone(), inputs());
-        let span = |kind| info_span!("watch", kind);
-        tokio::spawn(self.vital.guard("the watch of ImagePullJobs", jobs).instrument(span("ImagePullJob")));
-        tokio::spawn(
-            self.vital.guard("the watch of ImageListPullJobs", lists).instrument(span("ImageListPullJob")),
-        );
-        tokio::spawn(self.vital.guard("the watch of pods", pods).instrument(span("Pod")));
-        tokio::spawn(self.vital.guard("the watch of NodeImages", node_images).instrument(span("NodeImage")));
+        self.watch("the watch of ImagePullJobs", "ImagePullJob", jobs, shutdown);
+        self.watch("the watch of ImageListPullJobs", "ImageListPullJob", lists, shutdown);
+        self.watch("the watch of pods", "Pod", pods, shutdown);
+        self.watch("the watch of NodeImages", "NodeImage", node_images, shutdown);
     }
 
     pub(super) fn act_for_kruise(&mut self, action: Action) {

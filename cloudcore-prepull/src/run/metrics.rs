@@ -26,6 +26,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::edges::EdgeMetrics;
+use crate::edges::pki::CaCensus;
 use crate::edges::roster::RosterMetrics;
 use crate::kube_api::leader::Leadership;
 
@@ -329,6 +330,16 @@ impl Metrics {
             self.counted.jobs.get_or_create(&PhaseLabel { phase }).set(jobs);
         }
         self.counted.edge_sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
+    }
+
+    /// The work has ended, for good or until it begins again: no job runs, and no edge is connected. `limit`: that of the memory
+    /// of sites, in bytes.
+    pub(super) fn clear_work(&self, limit: usize) {
+        let phases = [JobPhase::Init, JobPhase::InProgress, JobPhase::Completed, JobPhase::Failure];
+        self.set_levels(phases.map(|phase| (phase, 0)), 0);
+        self.set_job_nodes(std::iter::empty());
+        self.set_sites(&[], 0, limit);
+        self.edges.set_outdated(&CaCensus::default());
     }
 
     /// Sets the gauges of the election.

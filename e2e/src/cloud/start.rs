@@ -33,6 +33,7 @@ pub struct Start<'a> {
     pod: Option<String>,
     space: Option<Space>,
     edges_at: Option<Ipv4Addr>,
+    clock: Option<PathBuf>,
     programs: Programs,
 }
 
@@ -50,6 +51,7 @@ impl<'a> Start<'a> {
             election: None,
             standby: false,
             pod: None,
+            clock: None,
             programs: Programs::Built,
         }
     }
@@ -139,6 +141,13 @@ impl<'a> Start<'a> {
         self
     }
 
+    /// Sets the clock by this file, which says by how much it's ahead, like `+6h`. It may change at any time.
+    #[must_use]
+    pub fn clock_of(mut self, file: &Path) -> Self {
+        self.clock = Some(file.to_owned());
+        self
+    }
+
     /// Sets the name of the log, so that there can be a second cloud.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
@@ -175,6 +184,7 @@ impl<'a> Start<'a> {
             arguments,
             standby: self.standby,
             pod: self.pod,
+            clock: self.clock,
             space: None,
             process: None,
             hold: self.cluster.hold(),
