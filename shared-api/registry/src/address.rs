@@ -6,10 +6,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use http::Uri;
+
+use crate::location::HostPort;
+
 /// How far a request may reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reach {
-    /// To any address: a person has named the host, in a reference or in hosts.toml.
+    /// To any address: a person has named the host with this port, in a reference or in hosts.toml.
     Any,
     /// To where a registry leads: not to the node itself, and not to metadata services.
     Led {
@@ -19,6 +23,14 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
+    /// How far a request to a URL may reach. What a person has named counts with its port: beside a mirror on the node,
+    /// the node's own services listen at other ports.
+    pub(crate) fn toward(uri: &Uri, named: &[HostPort], loopback: bool) -> Self {
+        let place = HostPort::of(uri);
+        let is_named = place.is_some_and(|place| named.contains(&place));
+        if is_named { Self::Any } else { Self::Led { loopback } }
+    }
+
     /// Why the address must not be connected to, as "a … address".
     pub(crate) fn refuses(self, address: IpAddr) -> Option<&'static str> {
         let Self::Led { loopback } = self else { return None };

@@ -15,6 +15,7 @@ use http::{HeaderMap, Uri};
 
 use crate::connect::DIAL;
 use crate::error::{ErrorKind, RegistryError};
+use crate::location::HostPort;
 use crate::tls::Tls;
 
 /// Largest hosts.toml that is read.
@@ -56,6 +57,13 @@ impl RegistryEndpoint {
     /// Host and port, as messages and [`crate::HostId`] have them.
     pub(crate) fn name(&self) -> &str {
         &self.authority
+    }
+
+    /// Where it is: the scheme decides about a port that isn't written, and plain HTTP has another one than TLS.
+    pub(crate) fn places(&self) -> impl Iterator<Item = HostPort> {
+        let plain = self.may_fall_back.then_some("http");
+        let schemes = [Some(self.scheme.as_str()), plain].into_iter().flatten();
+        schemes.filter_map(|scheme| HostPort::of(&self.uri(scheme, "/").ok()?))
     }
 
     pub(crate) fn uri(&self, scheme: &str, path_and_query: &str) -> Result<Uri, RegistryError> {

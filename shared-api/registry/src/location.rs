@@ -59,11 +59,23 @@ fn without_dots(path: &PathAndQuery) -> Option<PathAndQuery> {
     format!("/{}{query}", parts.join("/")).parse().ok()
 }
 
+/// Where a URL leads: its host in lower case, and its port, or the scheme's where it has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostPort {
+    host: String,
+    port: u16,
+}
+
+impl HostPort {
+    pub(crate) fn of(uri: &Uri) -> Option<Self> {
+        let by_scheme = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        Some(Self { host: uri.host()?.to_ascii_lowercase(), port: uri.port_u16().unwrap_or(by_scheme) })
+    }
+}
+
 /// Whether two URLs have scheme, host and port in common.
 pub(crate) fn same_origin(one: &Uri, other: &Uri) -> bool {
-    let port = |uri: &Uri| uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
-    let host = |uri: &Uri| uri.host().map(str::to_ascii_lowercase);
-    one.scheme_str() == other.scheme_str() && host(one) == host(other) && port(one) == port(other)
+    one.scheme_str() == other.scheme_str() && HostPort::of(one) == HostPort::of(other)
 }
 
 #[cfg(test)]

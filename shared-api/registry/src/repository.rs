@@ -21,6 +21,7 @@ use crate::body;
 use crate::digest::{check_digest, is_digest, sha256};
 use crate::error::{ErrorKind, RegistryError};
 use crate::hosts::{Capabilities, RegistryEndpoint};
+use crate::location::HostPort;
 use crate::manifest::{
     DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST, own_media_type,
 };
@@ -44,8 +45,8 @@ pub struct Repository {
     shared: Arc<SharedClient>,
     reference: NormalizedReference,
     endpoints: Vec<RegistryEndpoint>,
-    /// Hosts that a person has named.
-    named: Vec<String>,
+    /// Hosts that a person has named, with their ports.
+    named: Vec<HostPort>,
     credential: Option<RegistryCredential>,
     fingerprint: [u8; 32],
     /// One token at a time is asked for: several blobs at once need the same one.
@@ -72,9 +73,7 @@ impl Repository {
         endpoints: Vec<RegistryEndpoint>,
         credential: Option<&RegistryCredential>,
     ) -> Self {
-        let host =
-            |endpoint: &RegistryEndpoint| Some(endpoint.uri(&endpoint.scheme, "/").ok()?.host()?.to_owned());
-        let named = endpoints.iter().filter_map(host).collect();
+        let named = endpoints.iter().flat_map(RegistryEndpoint::places).collect();
         Self {
             shared,
             reference: reference.clone(),

@@ -23,7 +23,7 @@ use crate::connect::{Connector, Peer};
 use crate::connect_error::ConnectError;
 use crate::error::{ErrorKind, RegistryError, error_chain};
 use crate::hosts::RegistryEndpoint;
-use crate::location;
+use crate::location::{self, HostPort};
 use crate::proxy::Proxies;
 use crate::tls::{Tls, TlsKey};
 
@@ -87,8 +87,8 @@ pub(crate) struct EndpointRequest<'a> {
     pub(crate) headers: HeaderMap,
     /// Of the endpoint alone.
     pub(crate) authorization: Option<HeaderValue>,
-    /// Host names that a person has written, in the reference or in hosts.toml.
-    pub(crate) named: &'a [String],
+    /// Hosts with their ports that a person has written, in the reference or in hosts.toml.
+    pub(crate) named: &'a [HostPort],
     /// Bytes that its connection may receive ahead of the reader; `None` for what the kernel thinks best.
     pub(crate) receive_ahead: Option<usize>,
 }
@@ -130,8 +130,7 @@ impl Transport {
             if own && let Some(authorization) = &ask.authorization {
                 headers.insert(AUTHORIZATION, authorization.clone());
             }
-            let named = uri.host().is_some_and(|host| ask.named.iter().any(|named| named == host));
-            let reach = if named { Reach::Any } else { Reach::Led { loopback: on_loopback } };
+            let reach = Reach::toward(&uri, ask.named, on_loopback);
             let mut request = Request::new(Full::default());
             *request.method_mut() = ask.method.clone();
             *request.uri_mut() = uri.clone();

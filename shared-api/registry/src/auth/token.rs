@@ -16,7 +16,7 @@ use crate::address::Reach;
 use crate::body;
 use crate::error::{ErrorKind, RegistryError};
 use crate::hosts::RegistryEndpoint;
-use crate::location;
+use crate::location::{self, HostPort};
 use crate::retry_after::retry_after;
 use crate::transport::{ConnectionOptions, Transport};
 
@@ -53,7 +53,7 @@ pub(crate) struct Demand<'a> {
 pub(crate) async fn fetch_token(
     transport: &Transport,
     Demand { endpoint, challenge, scope, credential }: Demand<'_>,
-    named: &[String],
+    named: &[HostPort],
     on_loopback: bool,
 ) -> Result<RegistryToken, RegistryError> {
     let refuse = |kind, what: &str| Err(RegistryError::new(kind, format!("{}: {what}", endpoint.name())));
@@ -77,12 +77,7 @@ pub(crate) async fn fetch_token(
             "its token server has no TLS, which is left to the container runtime",
         );
     }
-    let host = realm.host().unwrap_or_default();
-    let reach = if named.iter().any(|named| named == host) {
-        Reach::Any
-    } else {
-        Reach::Led { loopback: on_loopback }
-    };
+    let reach = Reach::toward(&realm, named, on_loopback);
     let server = TokenRealm { transport, endpoint, realm: &realm, reach };
     let service = challenge.service.as_str();
     if let Some(credential) = credential {

@@ -207,3 +207,26 @@ fn headers_and_limits_of_a_host_are_its_own() {
     assert_eq!((all[0].dial, all[1].dial), (Duration::from_secs(90), DIAL));
     assert!(all[1].headers.is_empty());
 }
+
+#[test]
+fn a_fallback_to_plain_http_keeps_its_port_named() {
+    for (server, tls, ports) in [
+        ("https://r.example", false, &[443][..]),
+        ("http://r.example", false, &[80]),
+        // TLS first, because it's configured, and then plain HTTP.
+        ("http://r.example", true, &[443, 80]),
+        ("http://r.example:5000", true, &[5000, 5000]),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("r.example");
+        std::fs::create_dir(&dir).unwrap();
+        let skip = if tls { "skip_verify = true\n" } else { "" };
+        std::fs::write(dir.join("hosts.toml"), format!("server = \"{server}\"\n{skip}")).unwrap();
+        let files = HostsFiles { dirs: vec![root.path().to_owned()], ..HostsFiles::default() };
+        let endpoint = endpoints(&files, "r.example").unwrap().remove(0);
+        let named: Vec<HostPort> = endpoint.places().collect();
+        let expected = ports.iter().map(|port| format!("http://R.example:{port}").parse().unwrap());
+        let expected: Vec<HostPort> = expected.filter_map(|uri| HostPort::of(&uri)).collect();
+        assert_eq!(named, expected, "{server}");
+    }
+}

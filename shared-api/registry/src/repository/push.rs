@@ -134,8 +134,7 @@ impl Repository {
         Upload { target, headers, body, limit }: &Upload<'_>,
     ) -> Result<RegistryAnswer, RegistryError> {
         let own = !before.redirected && location::same_origin(target, &before.uri);
-        let named = target.host().is_some_and(|host| self.named.iter().any(|named| named == host));
-        let reach = if named { Reach::Any } else { Reach::Led { loopback: before.on_loopback } };
+        let reach = Reach::toward(target, &self.named, before.on_loopback);
         let link = ConnectionOptions { reach, dial: endpoint.dial, receive_ahead: self.receive_ahead };
         let mut shown = self.first_authorization(endpoint).filter(|_| own);
         let mut tries = 0;

@@ -155,3 +155,46 @@ async fn a_local_registry_may_redirect_locally() {
     let stream = at(&registry).fetch_blob(&blob(), 0, &[]).await.unwrap();
     assert_eq!(drain(stream).await, (CONTENT.to_vec(), None));
 }
+
+/// A mirror in hosts.toml says nothing about what else listens where it is.
+#[tokio::test]
+async fn a_named_mirror_opens_only_its_own_port() {
+    let mirror = Server::start(|seen| match seen.target.as_str() {
+        "/blob" => reply(200, &[], CONTENT),
+        _ => reply(404, &[], ""),
+    })
+    .await;
+    let secret = Server::start(|_| reply(200, &[], CONTENT)).await;
+    let (to_mirror, to_secret) = (format!("http://{}/blob", mirror.at), format!("http://{}/blob", secret.at));
+    let registry = Server::start(move |seen| {
+        let realm = format!("Bearer realm=\"{to_secret}\"");
+        match (seen.method.as_str(), seen.target.split('/').nth(4).unwrap()) {
+            (_, "mirror") => reply(302, &[("Location", &to_mirror)], ""),
+            (_, "realm") => reply(401, &[("WWW-Authenticate", &realm)], ""),
+            ("HEAD", "upload") => reply(404, &[], ""),
+            ("POST", "upload") => reply(202, &[("Location", &to_secret)], ""),
+            _ => reply(302, &[("Location", &to_secret)], ""),
+        }
+    })
+    .await;
+    // Behind a proxy, the registry itself isn't on loopback.
+    let through = format!("http://{}", registry.at);
+    let proxies = Proxies::from_variables(|name| (name == "HTTP_PROXY").then(|| through.clone()));
+    let hosts = tempfile::tempdir().unwrap();
+    let text = format!("server = \"http://r.example\"\n[host.\"http://{}\"]\n", mirror.at);
+    write_hosts(hosts.path(), "r.example", &text);
+    let client = client_with(hosts.path(), proxies);
+    for image in ["redirect", "realm"] {
+        let repository = repository(&client, &format!("r.example/{image}/app:v1"), None);
+        let error = repository.fetch_blob(&blob(), 0, &[]).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Protocol, "{image}: {error}");
+        assert!(error.message.contains("loopback"), "{image}: {error}");
+    }
+    let open = || Ok(Box::new(CONTENT) as Box<dyn std::io::Read + Send>);
+    let error = repository(&client, "r.example/upload/app:v1", None).push_blob(&blob(), &open).await;
+    assert_eq!(error.unwrap_err().kind, ErrorKind::Protocol);
+    assert_eq!(secret.seen().len(), 0);
+    // The mirror's own port is named.
+    let stream = repository(&client, "r.example/mirror/app:v1", None).fetch_blob(&blob(), 0, &[]).await;
+    assert_eq!(drain(stream.unwrap()).await, (CONTENT.to_vec(), None));
+}
