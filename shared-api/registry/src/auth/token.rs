@@ -49,7 +49,8 @@ pub(crate) struct Demand<'a> {
 }
 
 /// Asks the token server that the challenge names, in the order in which containerd does: by POST with a credential, and
-/// by GET where that is not known, or without a credential.
+/// by GET where that is not known, or without a credential. A GET shows a user and a password alone. Without these it would
+/// be anonymous, so it never follows another credential.
 pub(crate) async fn fetch_token(
     transport: &Transport,
     Demand { endpoint, challenge, scope, credential }: Demand<'_>,
@@ -66,7 +67,13 @@ pub(crate) async fn fetch_token(
     let Some(realm) = realm else {
         return refuse(ErrorKind::Protocol, "it demands a token of a realm that is no URL of HTTP");
     };
-    let credential = credential.filter(|c| !c.password.is_empty() || !c.identity_token.is_empty());
+    let password = credential.and_then(basic_auth);
+    if password.is_none() && credential.is_some_and(|credential| credential.identity_token.is_empty()) {
+        return refuse(
+            ErrorKind::Unauthorized,
+            "it demands a token, and the credential has no user with a password, and no identity token",
+        );
+    }
     if credential.is_some()
         && endpoint.scheme == "https"
         && realm.scheme_str() == Some("http")
@@ -83,16 +90,12 @@ pub(crate) async fn fetch_token(
     if let Some(credential) = credential {
         let said = server.send(&post(&realm, service, scope, credential)).await?;
         // Token servers that know only GET answer with one of these.
-        let get_only = match said.status.as_u16() {
-            400 | 401 | 404 => true,
-            405 => !credential.username.is_empty(),
-            _ => false,
-        };
-        if !get_only {
-            return server.read_token(&said);
+        let get_only = matches!(said.status.as_u16(), 400 | 401 | 404 | 405);
+        if password.is_none() || !get_only {
+            return server.read_token(&TokenReply { to_identity: password.is_none(), ..said });
         }
     }
-    let said = server.send(&get(&realm, service, scope, credential)?).await?;
+    let said = server.send(&get(&realm, service, scope, password)?).await?;
     server.read_token(&said)
 }
 
@@ -102,6 +105,8 @@ struct TokenReply {
     /// The wait that it asks for.
     retry_after: Option<Duration>,
     body: Zeroizing<Vec<u8>>,
+    /// Whether it was shown an identity token.
+    to_identity: bool,
 }
 
 struct TokenRealm<'a> {
@@ -128,14 +133,16 @@ impl TokenRealm<'_> {
         let response = response.map_err(|failed| self.explain(&failed.into_error(self.name())))?;
         let (status, retry_after) = (response.status(), retry_after(response.headers()));
         let body = body::read_body(response, MAX_ANSWER).await.map_err(|error| self.explain(&error))?;
-        Ok(TokenReply { status, retry_after, body: Zeroizing::new(body) })
+        Ok(TokenReply { status, retry_after, body: Zeroizing::new(body), to_identity: false })
     }
 
     fn read_token(&self, said: &TokenReply) -> Result<RegistryToken, RegistryError> {
-        let TokenReply { status, retry_after, ref body } = *said;
+        let TokenReply { status, retry_after, ref body, to_identity } = *said;
         let kind = match status.as_u16() {
             200..=299 => None,
             401 | 403 => Some(ErrorKind::Unauthorized),
+            // RFC 6749 has it for a refresh token that has ended or was withdrawn (`invalid_grant`).
+            400 if to_identity => Some(ErrorKind::Unauthorized),
             429 => Some(ErrorKind::RateLimited { retry_after }),
             300..=399 => Some(ErrorKind::Unsupported),
             _ => Some(ErrorKind::Server { retry_after }),
@@ -193,7 +200,7 @@ fn get(
     realm: &Uri,
     service: &str,
     scope: &str,
-    credential: Option<&RegistryCredential>,
+    password: Option<HeaderValue>,
 ) -> Result<Request<Full<Bytes>>, RegistryError> {
     let mut query = vec![];
     if !service.is_empty() {
@@ -205,7 +212,7 @@ fn get(
     let bad = |_| RegistryError::new(ErrorKind::Protocol, "the realm of its tokens is no URL");
     let mut request = Request::new(Full::default());
     *request.uri_mut() = text.parse().map_err(bad)?;
-    if let Some(authorization) = credential.and_then(basic_auth) {
+    if let Some(authorization) = password {
         request.headers_mut().insert(AUTHORIZATION, authorization);
     }
     Ok(request)

@@ -201,6 +201,49 @@ async fn token_servers_are_bounded_and_cannot_redirect() {
     }
 }
 
+/// A registry that lets everyone pull, with a token server that refuses every credential.
+async fn refuses_credentials(status: u16) -> Server {
+    Server::start(move |seen| match (seen.target.starts_with("/token"), seen.header("authorization")) {
+        (true, "") if seen.method == "GET" => reply(200, &[], r#"{"token":"given"}"#),
+        (true, _) => reply(status, &[], r#"{"error":"invalid_grant"}"#),
+        (false, "Bearer given") => manifest(),
+        (false, _) => refuse(&format!(r#"Bearer realm="http://{}/token""#, seen.header("host"))),
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_refused_identity_token_ends_the_pull() {
+    for (status, kind) in [
+        (400, ErrorKind::Unauthorized),
+        (401, ErrorKind::Unauthorized),
+        (404, ErrorKind::Server { retry_after: None }),
+        (405, ErrorKind::Server { retry_after: None }),
+    ] {
+        let server = refuses_credentials(status).await;
+        let error = at_with(&server, Some(&identity_token())).resolve().await.unwrap_err();
+        assert_eq!(error.kind, kind, "{status}: {error}");
+        assert!(error.message.contains(&format!("it answers {status}")), "{error}");
+        let methods: Vec<_> = server.seen().into_iter().map(|seen| seen.method).collect();
+        assert_eq!(methods, ["HEAD", "POST"], "{status}");
+        // Without any credential it's open.
+        at_with(&server, None).resolve().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_credential_without_secret_is_never_anonymous() {
+    let server = refuses_credentials(401).await;
+    let user = RegistryCredential { username: Sensitive::new("alice"), ..RegistryCredential::default() };
+    let secret = RegistryCredential { password: Sensitive::new(SECRET), ..RegistryCredential::default() };
+    for credential in [user, secret] {
+        let error = at_with(&server, Some(&credential)).resolve().await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unauthorized, "{error}");
+        assert!(error.message.contains("no identity token"), "{error}");
+    }
+    assert!(server.seen().iter().all(|seen| seen.method == "HEAD"), "{:?}", server.seen());
+}
+
 #[tokio::test]
 async fn realms_that_lead_astray_are_not_asked() {
     for realm in [
