@@ -191,15 +191,17 @@ impl Proxy {
         let request = request.map_err(|error| failed(&error))?;
         let handshake = http1::Builder::new().max_buf_size(MAX_ANSWER).handshake(io).await;
         let (mut sender, driver) = handshake.map_err(|error| failed(&error))?;
-        let connected = async {
+        let place = &place;
+        let connected = async move {
             let response = sender.send_request(request).await.map_err(|error| failed(&error))?;
             let status = response.status();
             if !status.is_success() {
-                return Err(self.connect_error(explain_refusal(status, &place)));
+                return Err(self.connect_error(explain_refusal(status, place)));
             }
             hyper::upgrade::on(response).await.map_err(|error| failed(&error))
         };
-        // The driver moves the bytes until the connection is ours; if it fails, so does `connected`.
+        // The driver moves the bytes until the connection is ours; if it fails, so does `connected`. It ends as well when the
+        // sender is dropped, which `connected` owns: a proxy that refuses may keep the connection.
         let (connected, _) = tokio::join!(connected, driver.with_upgrades());
         match connected?.downcast::<TokioIo<TcpStream>>() {
             Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io.into_inner()),
@@ -283,6 +285,8 @@ impl Exception {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     fn proxies(variables: &[(&str, &str)]) -> Proxies {
@@ -374,6 +378,50 @@ mod tests {
         ] {
             let proxies = proxies(&[("HTTPS_PROXY", "proxy.example"), ("NO_PROXY", no_proxy)]);
             assert_eq!(way(&proxies, uri).is_none(), direct, "{no_proxy:?} {uri}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_carries_bytes_both_ways() {
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let proxy = Proxy::parse(&listener.local_addr().unwrap().to_string()).unwrap();
+        tokio::spawn(async move {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(tcp.read_u8().await.unwrap());
+            }
+            tcp.write_all(b"HTTP/1.1 200 Yes\r\n\r\n").await.unwrap();
+            let said = tcp.read_u8().await.unwrap();
+            tcp.write_u8(said + 1).await.unwrap();
+        });
+        let mut tunnel = proxy.connect("r.example", 443, Duration::from_secs(5)).await.unwrap();
+        tunnel.write_u8(1).await.unwrap();
+        assert_eq!(timeout(Duration::from_secs(5), tunnel.read_u8()).await.unwrap().unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_refuses_and_stays_costs_no_wait() {
+        for (answer, says) in [
+            ("407 No\r\nContent-Length: 0", "it refuses the user and password (407"),
+            ("403 No\r\nContent-Length: 0", "it doesn't connect to r.example:443 (403"),
+            // The page behind the head never comes.
+            ("403 No\r\nContent-Length: 9999", "it doesn't connect to r.example:443 (403"),
+            ("403 No\r\nTransfer-Encoding: chunked", "it doesn't connect to r.example:443 (403"),
+        ] {
+            let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+            let proxy = Proxy::parse(&listener.local_addr().unwrap().to_string()).unwrap();
+            let serving = tokio::spawn(async move {
+                let (mut tcp, _) = listener.accept().await.unwrap();
+                tcp.read_u8().await.unwrap();
+                tcp.write_all(format!("HTTP/1.1 {answer}\r\n\r\n").as_bytes()).await.unwrap();
+                // Keeps the connection for as long as we do.
+                tcp.read_to_end(&mut Vec::new()).await
+            });
+            let connected = proxy.connect("r.example", 443, Duration::from_secs(5)).await;
+            let error = connected.unwrap_err().to_string();
+            assert!(error.contains(says), "{answer:?}: {error}");
+            timeout(Duration::from_secs(5), serving).await.unwrap().unwrap().unwrap();
         }
     }
 }
