@@ -43,6 +43,8 @@ struct TokenAnswer {
 /// A token that an endpoint demands.
 pub(crate) struct Demand<'a> {
     pub(crate) endpoint: &'a RegistryEndpoint,
+    /// The URL at which it demanded it, with the scheme by which it's reached.
+    pub(crate) at: &'a Uri,
     pub(crate) challenge: &'a Challenge,
     pub(crate) scope: &'a str,
     pub(crate) credential: Option<&'a RegistryCredential>,
@@ -53,7 +55,7 @@ pub(crate) struct Demand<'a> {
 /// be anonymous, so it never follows another credential.
 pub(crate) async fn fetch_token(
     transport: &Transport,
-    Demand { endpoint, challenge, scope, credential }: Demand<'_>,
+    Demand { endpoint, at, challenge, scope, credential }: Demand<'_>,
     named: &[HostPort],
     on_loopback: bool,
 ) -> Result<RegistryToken, RegistryError> {
@@ -85,7 +87,8 @@ pub(crate) async fn fetch_token(
         );
     }
     let reach = Reach::toward(&realm, named, on_loopback);
-    let server = TokenRealm { transport, endpoint, realm: &realm, reach };
+    let own = location::same_origin(&realm, at);
+    let server = TokenRealm { transport, endpoint, realm: &realm, own, reach };
     let service = challenge.service.as_str();
     if let Some(credential) = credential {
         let said = server.send(&post(&realm, service, scope, credential)).await?;
@@ -113,6 +116,8 @@ struct TokenRealm<'a> {
     transport: &'a Transport,
     endpoint: &'a RegistryEndpoint,
     realm: &'a Uri,
+    /// Whether it has the origin of the endpoint.
+    own: bool,
     reach: Reach,
 }
 
@@ -120,13 +125,12 @@ impl TokenRealm<'_> {
     /// Its redirects are not followed: they would carry a password along.
     async fn send(&self, request: &Request<Full<Bytes>>) -> Result<TokenReply, RegistryError> {
         let mut request = request.clone();
-        request.headers_mut().extend(self.endpoint.headers.clone().into_iter().filter_map(
-            |(name, value)| {
-                // containerd sends the headers of hosts.toml to the token server too; to that of another host it gets none here.
-                let own = self.realm.host() == self.endpoint.authority.parse::<Uri>().ok()?.host();
-                Some((name?, value)).filter(|_| own)
-            },
-        ));
+        // containerd sends the headers of hosts.toml to every token server. One of another origin gets none here, as with
+        // redirects: they may be a password. The request's own take precedence.
+        if self.own {
+            let headers = std::mem::replace(request.headers_mut(), self.endpoint.headers.clone());
+            request.headers_mut().extend(headers);
+        }
         let RegistryEndpoint { tls, dial, .. } = self.endpoint;
         let link = ConnectionOptions { reach: self.reach, dial: *dial, receive_ahead: None };
         let response = self.transport.send(tls, link, request).await;

@@ -127,7 +127,8 @@ impl Repository {
                     asked => format!("{asked} {own}"),
                 };
                 let credential = self.credential.as_ref();
-                let demand = Demand { endpoint, challenge: &challenge, scope: &scope, credential };
+                let at = &answer.uri;
+                let demand = Demand { endpoint, at, challenge: &challenge, scope: &scope, credential };
                 Some(
                     auth::fetch_token(&self.shared.transport, demand, &self.named, answer.on_loopback)
                         .await?,

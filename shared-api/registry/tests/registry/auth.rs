@@ -267,6 +267,33 @@ async fn realms_that_lead_astray_are_not_asked() {
 }
 
 #[tokio::test]
+async fn headers_go_only_to_a_realm_of_their_origin() {
+    let other = Server::start(|_| reply(200, &[], r#"{"token":"given"}"#)).await;
+    let elsewhere = format!("http://{}/token", other.at);
+    // With TLS settings the registry is asked by TLS first, and has its plain scheme only after that.
+    for (own, realm, tls) in
+        [(true, None, ""), (true, None, "skip_verify = true"), (false, Some(elsewhere), "")]
+    {
+        let registry = Server::start(move |seen| {
+            let here = format!("http://{}/token", seen.header("host"));
+            match seen.header("authorization") {
+                _ if seen.target.starts_with("/token") => reply(200, &[], r#"{"token":"given"}"#),
+                "Bearer given" => manifest(),
+                _ => refuse(&format!(r#"Bearer realm="{}""#, realm.as_ref().unwrap_or(&here))),
+            }
+        })
+        .await;
+        let hosts = tempfile::tempdir().unwrap();
+        let text = format!("server = \"http://{}\"\n{tls}\n[header]\nx-own = \"canary\"\n", registry.at);
+        write_hosts(hosts.path(), "r.example", &text);
+        repository(&client(hosts.path()), "r.example/team/app:v1", None).resolve().await.unwrap();
+        let asked = if own { registry.seen() } else { other.seen() };
+        let token = asked.iter().find(|seen| seen.target.starts_with("/token")).unwrap();
+        assert_eq!(token.header("x-own"), if own { "canary" } else { "" }, "{tls}");
+    }
+}
+
+#[tokio::test]
 async fn a_token_goes_only_to_its_endpoint() {
     let mirror = Server::start(|seen| {
         if seen.target.starts_with("/token") {
