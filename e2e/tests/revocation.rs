@@ -320,6 +320,14 @@ async fn a_box_returns_after_months() -> Result<()> {
         })
         .await
     };
+    // A board without a battery is still before the end by its own clock.
+    node.kill9_agent()?;
+    authority.expire(node.state_dir(), "edge-1", 89 * DAY)?;
+    node.set_clock_off_by(-100 * 24 * 3600)?;
+    node.restart_agent()?;
+    node.is_connected().await?;
+    node.set_clock_off_by(0)?;
+
     node.kill9_agent()?;
     authority.expire(node.state_dir(), "edge-1", 91 * DAY)?;
     node.restart_agent()?;

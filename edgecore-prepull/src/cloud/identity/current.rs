@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prepull_api::enroll::certificate_pem;
 use prepull_api::task::NodeName;
@@ -30,6 +30,8 @@ pub struct Identity {
     /// Time at which to renew a certificate that isn't old yet, because another CA signs now.
     pub(super) renew_at: Arc<watch::Sender<Option<SystemTime>>>,
     pub(super) clock: Arc<CloudClock>,
+    /// The cloud has refused the certificate as expired.
+    pub(super) is_refused: Arc<watch::Sender<bool>>,
 }
 
 /// One certificate, ready for use.
@@ -64,7 +66,9 @@ impl Identity {
         let clock = Arc::default();
         let current = load_current(&dir, &clock)?;
         let current = Arc::new(watch::Sender::new(Arc::new(current)));
-        Ok(Self { dir, current, renew_at: Arc::new(watch::Sender::new(None)), clock })
+        let (renew_at, is_refused) =
+            (Arc::new(watch::Sender::new(None)), Arc::new(watch::Sender::new(false)));
+        Ok(Self { dir, current, renew_at, clock, is_refused })
     }
 
     /// The cloud's time, updated by each session.
@@ -82,9 +86,19 @@ impl Identity {
         self.current.borrow().not_after
     }
 
-    /// Whether the certificate has expired, by this machine's clock.
+    /// Whether the certificate has expired, by the cloud's time, or by this machine's before the first session.
     pub fn has_expired(&self) -> bool {
-        self.not_after() <= SystemTime::now()
+        *self.is_refused.borrow() || self.not_after() <= self.now()
+    }
+
+    /// The cloud refuses the certificate as expired: its clock counts, and that of a box without a battery may be years behind.
+    pub(crate) fn note_refused_as_expired(&self) {
+        self.is_refused.send_replace(true);
+    }
+
+    /// The time by which certificates count.
+    pub(super) fn now(&self) -> SystemTime {
+        UNIX_EPOCH + self.clock.now()
     }
 
     /// The current certificate, with a notification for each replacement.
@@ -98,6 +112,9 @@ impl Identity {
         let loaded = load_current(&self.dir, &self.clock)?;
         Ok(self.current.send_if_modified(|current| {
             let is_new = current.certificate != loaded.certificate;
+            if is_new {
+                self.is_refused.send_replace(false);
+            }
             *current = Arc::new(loaded);
             is_new
         }))

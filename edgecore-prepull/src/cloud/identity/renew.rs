@@ -22,8 +22,9 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(60), Duration::from_sec
 const FIRST_RETRY_IN_ROTATION: Duration = Duration::from_secs(5);
 /// The shortest wait after a failed renewal, regardless of the jitter.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
-/// The longest sleep. Sleep follows the monotonic clock, but certificates follow the wall clock, which may jump.
-const LONGEST_SLEEP: Duration = Duration::from_secs(600);
+/// The longest sleep. Sleep follows the monotonic clock, but certificates follow the cloud's, which a session sets, or the wall
+/// clock, which may jump.
+const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// Interval of looking for the certificate of a new `join`, while the current one is expired.
 const LOOK_FOR_JOIN: Duration = Duration::from_secs(60);
 /// The shortest time between two renewals, however short-lived the certificates are.
@@ -149,20 +150,25 @@ impl Identity {
 
     async fn sleep_until_due(&self) {
         let chance = random_fraction();
-        let mut renew_at = self.renew_at.subscribe();
+        let (mut renew_at, mut is_refused) = (self.renew_at.subscribe(), self.is_refused.subscribe());
         loop {
             let early = *renew_at.borrow_and_update();
             let due = {
                 let current = self.current.borrow();
-                let due = renewal_due(current.not_before, current.not_after, chance);
-                early.map_or(due, |early| due.min(early))
+                renewal_due(current.not_before, current.not_after, chance)
             };
-            match due.duration_since(SystemTime::now()) {
-                Ok(left) if !left.is_zero() => tokio::select! {
-                    () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {}
-                    Ok(()) = renew_at.changed() => {}
-                },
-                _ => return,
+            let left = due.duration_since(self.now()).unwrap_or_default();
+            let left = match early {
+                Some(early) => left.min(early.duration_since(SystemTime::now()).unwrap_or_default()),
+                None => left,
+            };
+            if left.is_zero() || self.has_expired() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {}
+                Ok(()) = renew_at.changed() => {}
+                Ok(()) = is_refused.changed() => {}
             }
         }
     }

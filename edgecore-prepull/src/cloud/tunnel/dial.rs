@@ -172,6 +172,9 @@ impl Dial {
         while !self.shutdown.is_cancelled() {
             let endpoint = &endpoints[route.index()];
             let DialOutcome { end, lasted } = self.dial_once(endpoint, &mut outgoing).await;
+            if end.says_expired() {
+                self.trust.note_refused_as_expired();
+            }
             let Some(ended) = end.for_route(lasted.is_some()) else { break };
             let wait = route.advance(ended, lasted, random_fraction());
             let (address, next) = (endpoint.to_string(), endpoints[route.index()].to_string());

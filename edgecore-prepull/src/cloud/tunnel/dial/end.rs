@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prepull_api::wire::DecodeError;
 use prepull_tunnel::{ChannelEnd, CloseCode};
+use rustls::AlertDescription;
 use tokio_tungstenite::tungstenite::Error as WsError;
 
 use crate::cloud::endpoint::{ConnectTrouble, printable_start};
@@ -63,6 +64,12 @@ impl TunnelEnd {
             }
             _ => route::AttemptEnd::Lost,
         })
+    }
+
+    /// Whether the server has refused our certificate because it has expired.
+    pub(super) fn says_expired(&self) -> bool {
+        let (Self::Unreachable(trouble) | Self::Connection(trouble)) = self else { return false };
+        matches!(trouble, ConnectTrouble::Refused(AlertDescription::CertificateExpired))
     }
 
     /// The code of the close frame. `None` if there's no websocket to close.
