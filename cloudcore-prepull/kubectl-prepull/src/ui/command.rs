@@ -1,5 +1,7 @@
 //! `kubectl prepull ui`.
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -59,7 +61,7 @@ pub(crate) async fn run(
     })?;
     let address = listener.local_addr()?;
     let guard = Guard::new(address)?;
-    let (url, place, watching) = (guard.url(), cluster.place().clone(), Watching::new());
+    let url = guard.url();
     let site_label = match &args.site_label {
         Some(label) => Some(label.clone()),
         // Without an answer there is a page all the same.
@@ -69,20 +71,38 @@ pub(crate) async fn run(
         guard,
         address,
         cluster,
-        watching: Arc::clone(&watching),
+        watching: Watching::new(),
         site_label: site_label.as_deref().unwrap_or(SITE_LABEL).into(),
     });
     print(&format!("{url}\n"))?;
-    if !args.no_open && session.screen.is_terminal {
-        open_browser(&url).await;
-    }
+    let opens = !args.no_open && session.screen.is_terminal;
+    let opening = async {
+        if opens {
+            open_browser(&url).await;
+        }
+    };
+    Box::pin(serve(listener, page, opening)).await
+}
+
+/// Serves the page until Ctrl-C, and opens it beside that.
+async fn serve(
+    listener: TcpListener,
+    page: Arc<PageContext>,
+    opening: impl Future<Output = ()>,
+) -> anyhow::Result<CommandOutcome> {
     let served =
         axum::serve(listener, router(Arc::clone(&page)).into_make_service_with_connect_info::<SocketAddr>());
+    // On many systems the opener lasts as long as its browser, which waits for the page; and its end isn't that of the page.
+    let opened = async {
+        opening.await;
+        pending::<Infallible>().await
+    };
     tokio::select! {
+        never = opened => match never {},
         served = served.into_future() => Err(anyhow!("the page is served no longer: {served:?}")),
-        watched = watching.run(&page.cluster) => match watched {
+        watched = page.watching.run(&page.cluster) => match watched {
             Ok(()) => Err(anyhow!("the watch of the jobs has ended")),
-            Err(error) => Err(problem::explain(error, &place)),
+            Err(error) => Err(problem::explain(error, page.cluster.place())),
         },
         interrupted = tokio::signal::ctrl_c() => {
             interrupted.context("Ctrl-C cannot be waited for")?;
@@ -100,4 +120,56 @@ async fn open_browser(url: &str) {
         }
     }
     problem::print_note("no browser could be opened: open the address above yourself");
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::session::GlobalArgs;
+
+    /// No server listens on port 1.
+    const DEAD: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "users": [{"name": "u", "user": {}}]}"#;
+
+    /// What the page's server answers first, with this opener.
+    async fn answer_beside(opening: impl Future<Output = ()>) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, DEAD).unwrap();
+        let global = GlobalArgs { kubeconfig: Some(kubeconfig), ..GlobalArgs::default() };
+        let cluster = Cluster::connect(&global).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (guard, watching) = (Guard::new(address).unwrap(), Watching::new());
+        let page = Arc::new(PageContext { guard, address, cluster, watching, site_label: SITE_LABEL.into() });
+        let asking = async {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream
+                .write_all(b"GET / HTTP/1.1\r\nHost: elsewhere\r\nConnection: close\r\n\r\n")
+                .await
+                .unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let asked = async {
+            tokio::select! {
+                ended = Box::pin(serve(listener, page, opening)) => format!("{:?}", ended.err()),
+                answer = asking => answer,
+            }
+        };
+        timeout(Duration::from_secs(10), asked).await.unwrap_or_default()
+    }
+
+    #[tokio::test]
+    async fn the_page_is_served_whatever_its_opener_does() {
+        for answer in [answer_beside(pending()).await, answer_beside(async {}).await] {
+            assert!(answer.starts_with("HTTP/1.1 421 "), "{answer:?}");
+        }
+    }
 }
