@@ -64,6 +64,48 @@ pub(crate) async fn patch(cluster: &Cluster, name: &str, patch: &Value) -> anyho
     Ok(patched)
 }
 
+/// How often [`change`] reads a job and decides: while nodes are at work, the status is written again and again.
+const TRIES: usize = 8;
+
+/// A job after [`change`].
+pub(crate) enum Changed {
+    Now(ImagePrePullJob),
+    /// It was as asked for before.
+    Before(ImagePrePullJob),
+}
+
+impl Changed {
+    pub(crate) fn into_job(self) -> ImagePrePullJob {
+        let (Self::Now(job) | Self::Before(job)) = self;
+        job
+    }
+}
+
+/// Changes a job by the patch that its state asks for, unless there is none. The patch is for the version that was read: a job that
+/// has ended since would keep for ever what was meant for a running one. Where the job has changed, we read and decide again.
+pub(crate) async fn change(
+    cluster: &Cluster,
+    name: &str,
+    decide: impl Fn(&ImagePrePullJob) -> anyhow::Result<Option<Value>>,
+) -> anyhow::Result<Changed> {
+    let mut tries = 1;
+    loop {
+        let job = get(cluster, name).await?;
+        let Some(mut asked) = decide(&job)? else { return Ok(Changed::Before(job)) };
+        if let Some(version) = &job.metadata.resource_version {
+            asked["metadata"]["resourceVersion"] = json!(version);
+        }
+        match patch(cluster, name, &asked).await {
+            Err(error) if is_conflict(&error) && tries < TRIES => tries += 1,
+            patched => return patched.map(Changed::Now),
+        }
+    }
+}
+
+fn is_conflict(error: &anyhow::Error) -> bool {
+    problem::server_answer(error).is_some_and(|answer| answer.code == 409)
+}
+
 /// Fails if a field was dropped: API servers before 1.25 don't refuse those that their definitions lack.
 fn refuse_dropped(asked: &Value, stored: &ImagePrePullJob) -> anyhow::Result<()> {
     let mut dropped = Vec::new();

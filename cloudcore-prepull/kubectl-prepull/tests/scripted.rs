@@ -3,10 +3,14 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Answers each request with the first of these that has its words in the first line, and not at all if there is none.
+/// Answers each request with the first of these whose words are in its first line or its body and that was not given yet; if all were,
+/// with the last one. Without such words there is no answer.
 struct Scripted {
     address: String,
 }
@@ -15,19 +19,19 @@ impl Scripted {
     fn start(answers: &'static [(&'static str, u16, &'static str)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
+        let given: Arc<[AtomicBool]> = answers.iter().map(|_| AtomicBool::default()).collect();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let stream = stream.unwrap();
-                std::thread::spawn(move || serve(&stream, answers));
+                let (stream, given) = (stream.unwrap(), Arc::clone(&given));
+                std::thread::spawn(move || serve(&stream, answers, &given));
             }
         });
         Self { address }
     }
 
-    /// Exit status, stdout and stderr of a command.
-    fn run(&self, line: &str) -> (Option<i32>, String, String) {
-        let dir = tempfile::tempdir().unwrap();
-        let kubeconfig = dir.path().join("kubeconfig");
+    /// A command with its kubeconfig in this directory.
+    fn command(&self, line: &str, dir: &Path) -> Command {
+        let kubeconfig = dir.join("kubeconfig");
         let text = format!(
             r#"{{"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "clusters": [{{"name": "c", "cluster": {{"server": "http://{}"}}}}],
@@ -38,7 +42,13 @@ impl Scripted {
         std::fs::write(&kubeconfig, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-prepull"));
         command.args(line.split_whitespace()).arg("--kubeconfig").arg(&kubeconfig).env_clear();
-        let output = command.output().unwrap();
+        command
+    }
+
+    /// Exit status, stdout and stderr of a command.
+    fn run(&self, line: &str) -> (Option<i32>, String, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let output = self.command(line, dir.path()).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     }
@@ -56,7 +66,7 @@ impl Scripted {
     }
 }
 
-fn serve(stream: &TcpStream, answers: &[(&str, u16, &str)]) {
+fn serve(stream: &TcpStream, answers: &[(&str, u16, &str)], given: &[AtomicBool]) {
     let mut reader = BufReader::new(stream);
     loop {
         let (mut first, mut length) = (String::new(), 0);
@@ -73,10 +83,12 @@ fn serve(stream: &TcpStream, answers: &[(&str, u16, &str)]) {
                 length = text.trim().parse().unwrap();
             }
         }
-        reader.read_exact(&mut vec![0; length]).unwrap();
-        let Some((_, status, body)) = answers.iter().find(|(words, ..)| first.contains(words)) else {
-            continue;
-        };
+        let mut asked = vec![0; length];
+        reader.read_exact(&mut asked).unwrap();
+        let request = first + &String::from_utf8(asked).unwrap();
+        let fitting = || answers.iter().zip(given).filter(|((words, ..), _)| request.contains(words));
+        let fresh = fitting().find(|(_, given)| !given.swap(true, Ordering::Relaxed));
+        let Some(((_, status, body), _)) = fresh.or_else(|| fitting().last()) else { continue };
         let head = format!("HTTP/1.1 {status} Scripted\r\nContent-Length: {}\r\n\r\n", body.len());
         let mut stream = stream;
         if stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).is_err() {
@@ -157,5 +169,82 @@ fn what_is_no_api_server_is_recognized() {
         Scripted::start(&[("/", 401, r#"{"kind": "Status", "code": 401, "message": "Unauthorized"}"#)]);
     for line in ["status web", "nodes", "why edge-1"] {
         expired.refuses(line, "does not accept the credentials of the kubeconfig");
+    }
+}
+
+/// A job with this version, state and spec.
+macro_rules! job {
+    ($version:literal, $phase:literal, $spec:literal) => {
+        concat!(
+            r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {"name": "web", "uid": "u",
+            "resourceVersion": ""#,
+            $version,
+            r#""}, "status": {"phase": ""#,
+            $phase,
+            r#""}, "spec": {"#,
+            $spec,
+            r#""imagePrePullTemplate": {"images": ["a:1"], "nodeNames": ["e"]}}}"#
+        )
+    };
+}
+
+const CONFLICT: &str = r#"{"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "the object has been modified"}"#;
+
+#[test]
+fn a_job_that_ended_meanwhile_is_left_alone() {
+    for (line, refusal) in [
+        ("cancel web", "job web has ended already"),
+        ("pause web", "job web has ended: there is nothing to pause"),
+        ("suspend web", "job web has ended: there is nothing to suspend"),
+    ] {
+        let server = Scripted::start(&[
+            ("GET /", 200, job!("7", "InProgress", "")),
+            (r#""resourceVersion":"7""#, 409, CONFLICT),
+            ("PATCH /", 200, job!("9", "Completed", r#""cancel": true, "pause": true, "suspend": true, "#)),
+            ("GET /", 200, job!("8", "Completed", "")),
+        ]);
+        server.refuses(line, refusal);
+    }
+}
+
+#[test]
+fn a_job_that_is_busy_is_still_cancelled() {
+    let server = Scripted::start(&[
+        ("GET /", 200, job!("7", "InProgress", "")),
+        (r#""resourceVersion":"7""#, 409, CONFLICT),
+        ("GET /", 200, job!("8", "InProgress", "")),
+        (r#""resourceVersion":"8""#, 200, job!("9", "InProgress", r#""cancel": true, "#)),
+    ]);
+    let (status, said, error) = server.run("cancel web");
+    assert_eq!((status, said.trim_end().ends_with("cancelled")), (Some(0), true), "{said}{error}");
+}
+
+#[test]
+fn a_stale_page_changes_no_ended_job() {
+    for (verb, there, refusal) in [
+        ("pause", job!("7", "Completed", ""), "has ended: there is nothing to pause"),
+        ("resume", job!("7", "Failure", r#""cancel": true, "pause": true, "#), "was cancelled"),
+    ] {
+        let answers = [
+            ("imageprepulljobs/web HTTP", 200, there),
+            ("PATCH /", 200, job!("8", "Completed", r#""pause": true, "#)),
+        ];
+        let server = Scripted::start(Box::leak(Box::new(answers)));
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = server.command("ui --no-open --site-label site", dir.path());
+        let mut page = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut url = String::new();
+        BufReader::new(page.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        let (host, token) = url.trim().trim_start_matches("http://").split_once('/').unwrap();
+        let mut stream = TcpStream::connect(host).unwrap();
+        let head = format!(
+            "POST /{token}act/web/{verb} HTTP/1.1\r\nHost: {host}\r\nX-Prepull: 1\r\nConnection: close\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        page.kill().unwrap();
+        page.wait().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 502 ") && answer.contains(refusal), "{verb}: {answer}");
     }
 }

@@ -28,8 +28,8 @@ pub(crate) async fn run(
 }
 
 pub(crate) async fn cancel(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
-    let job = jobs::get(cluster, name).await?;
-    jobs::patch(cluster, name, &cancellation(&job)?).await
+    let changed = jobs::change(cluster, name, |job| cancellation(job).map(Some)).await?;
+    Ok(changed.into_job())
 }
 
 fn cancellation(job: &ImagePrePullJob) -> anyhow::Result<Value> {

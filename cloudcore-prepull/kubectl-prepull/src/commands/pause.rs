@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::cancel;
 use crate::cluster::Cluster;
-use crate::jobs;
+use crate::jobs::{self, Changed};
 use crate::name::OwnJob;
 use crate::output::print_changed;
 use crate::session::{CommandOutcome, Session};
@@ -17,18 +17,17 @@ pub(crate) async fn run(
     cluster: &Cluster,
     args: &OwnJob,
 ) -> anyhow::Result<CommandOutcome> {
-    let job = jobs::get(cluster, &args.job).await?;
-    if !wants_pause(&job)? {
-        print_changed(&job, "is paused already", session.global.output)?;
-        return Ok(CommandOutcome::Done);
-    }
-    let job = pause(cluster, &args.job).await?;
-    print_changed(&job, "paused: its downloads stop within seconds", session.global.output)?;
+    let (job, what) = match pause(cluster, &args.job).await? {
+        Changed::Now(job) => (job, "paused: its downloads stop within seconds"),
+        Changed::Before(job) => (job, "is paused already"),
+    };
+    print_changed(&job, what, session.global.output)?;
     Ok(CommandOutcome::Done)
 }
 
-pub(crate) async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
-    jobs::patch(cluster, name, &json!({"spec": {"pause": true}})).await
+pub(crate) async fn pause(cluster: &Cluster, name: &str) -> anyhow::Result<Changed> {
+    let pausing = |job: &ImagePrePullJob| Ok(wants_pause(job)?.then(|| json!({"spec": {"pause": true}})));
+    jobs::change(cluster, name, pausing).await
 }
 
 fn wants_pause(job: &ImagePrePullJob) -> anyhow::Result<bool> {

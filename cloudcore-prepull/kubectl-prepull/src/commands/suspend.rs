@@ -21,11 +21,7 @@ pub(crate) async fn run(
 }
 
 pub(crate) async fn suspend(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
-    let job = jobs::get(cluster, name).await?;
-    match suspension(&job)? {
-        Some(patch) => jobs::patch(cluster, name, &patch).await,
-        None => Ok(job),
-    }
+    Ok(jobs::change(cluster, name, suspension).await?.into_job())
 }
 
 /// The patch that suspends the job; none if it is suspended.

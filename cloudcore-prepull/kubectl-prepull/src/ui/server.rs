@@ -27,6 +27,7 @@ use super::watching::Watching;
 use crate::cluster::Cluster;
 use crate::commands::{cancel, events, pause, resume, retry, suspend};
 use crate::edges;
+use crate::jobs::Changed;
 use crate::{jobs, problem, rights};
 
 /// Headers of every answer: the page loads and asks only its own server, and can't be framed or cached.
@@ -248,8 +249,8 @@ async fn act_on_job(
     let done = async {
         match verb.as_str() {
             "suspend" => suspend::suspend(cluster, &job).await,
-            "pause" => pause::pause(cluster, &job).await,
-            "resume" => resume::resume(cluster, &job).await,
+            "pause" => pause::pause(cluster, &job).await.map(Changed::into_job),
+            "resume" => resume::resume(cluster, &job).await.map(Changed::into_job),
             "retry" => retry::retry(cluster, &job).await,
             "cancel" => cancel::cancel(cluster, &job).await,
             _ => return Err(anyhow!("there is no {verb}")),
