@@ -248,3 +248,36 @@ fn a_stale_page_changes_no_ended_job() {
         assert!(answer.starts_with("HTTP/1.1 502 ") && answer.contains(refusal), "{verb}: {answer}");
     }
 }
+
+#[test]
+fn why_finds_a_job_behind_those_of_others() {
+    let job = |name: &str, hour: u32, node: &str, phase: &str| {
+        format!(
+            r#"{{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {{"name": "{name}", "uid": "{name}"}},
+            "spec": {{"imagePrePullTemplate": {{"images": ["a:1"], "labelSelector": {{}}}}}}, "status": {{"phase": "{phase}",
+            "startTime": "2026-11-24T01:00:00Z", "completionTime": "2026-11-24T{hour:02}:00:00Z", "summary": {{"desired": 1}},
+            "nodeStatus": [{{"nodeName": "{node}", "phase": "{phase}", "code": "NoSpace"}}]}}}}"#
+        )
+        .replace(r#""Completed", "code": "NoSpace""#, r#""Successful""#)
+    };
+    let ours = job("ours", 2, "edge-1", "Failure");
+    let others = (3..9).map(|hour| job(&format!("other-{hour}"), hour, "edge-2", "Completed"));
+    let items: Vec<_> = others.chain([ours.clone()]).collect();
+    let list = format!(
+        r#"{{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJobList", "metadata": {{}}, "items": [{}]}}"#,
+        items.join(", ")
+    );
+    let leak = |text: String| -> &'static str { Box::leak(text.into_boxed_str()) };
+    let answers = [
+        ("imageprepulljobs?", 200, leak(list)),
+        ("imageprepulljobs/ours", 200, leak(ours)),
+        (
+            "GET /",
+            404,
+            r#"{"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found", "details": {"name": "x"}}"#,
+        ),
+    ];
+    let (status, said, error) = Scripted::start(Box::leak(Box::new(answers))).run("why edge-1");
+    assert_eq!(status, Some(1), "{said}{error}");
+    assert!(said.contains("job ours has failed on it, NoSpace"), "{said}{error}");
+}

@@ -1,5 +1,6 @@
 //! The facts about a node: its Node, its edge, and its record in jobs.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 
 use futures::TryStreamExt;
@@ -10,6 +11,7 @@ use kube::api::{Api, ListParams};
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodeStatus};
 use prepull_api::edges::ListedEdge;
+use prepull_api::selector::Selector;
 
 use crate::cluster::Cluster;
 use crate::edges::read_edge;
@@ -21,7 +23,8 @@ use crate::{jobs, kruise, problem};
 
 /// Jobs of one page: each has at most 320 KiB in its status.
 const JOBS_OF_A_PAGE: u32 = 20;
-/// Of the jobs that are over, how many are looked at for the last one in which the node took part: each may have 40 reports.
+/// Of the jobs that are over and may have had the node, how many are looked at for the last one in which it took part: each may have
+/// 40 reports.
 const LATEST: usize = 3;
 
 /// What was read, or why it could not be.
@@ -68,37 +71,62 @@ pub(super) async fn read(cluster: &Cluster, name: &str, job: Option<&JobName>) -
             pull_jobs = kruise::look_at(cluster, job, name).await?;
             Ok(Vec::new())
         }
-        None => of_jobs(cluster, name).await.map_err(said),
+        None => {
+            let node = node.as_ref().ok().and_then(Option::as_ref);
+            of_jobs(cluster, name, node).await.map_err(said)
+        }
     };
     let (name, is_job_named) = (name.to_owned(), job.is_some());
     Ok(NodeFacts { name, node, edge, known_since, gone, jobs, pull_jobs, is_job_named })
 }
 
 /// The jobs that run, and the last one of the others that has a record of the node.
-async fn of_jobs(cluster: &Cluster, node: &str) -> anyhow::Result<Vec<OfJob>> {
-    let (mut found, mut over) = (Vec::new(), Vec::new());
+async fn of_jobs(cluster: &Cluster, name: &str, node: Option<&Node>) -> anyhow::Result<Vec<OfJob>> {
+    let (mut found, mut latest) = (Vec::new(), BTreeSet::new());
     let mut pages = pin!(pages(jobs::api(cluster), ListParams::default().limit(JOBS_OF_A_PAGE)));
     while let Some(jobs) = pages.try_next().await? {
         for job in jobs {
-            if jobs::is_over(&job) {
+            if !jobs::is_over(&job) {
+                found.push(of_job(cluster, job, name).await?);
+            } else if may_have_had(&job, name, node) {
                 let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
-                over.push((ended.map_or(Timestamp::MIN, |time| time.0), job.name_any()));
-            } else {
-                found.push(of_job(cluster, job, node).await?);
+                latest.insert((ended.map_or(Timestamp::MIN, |time| time.0), job.name_any()));
+                if latest.len() > LATEST {
+                    latest.pop_first();
+                }
             }
         }
     }
-    over.sort_unstable();
-    for (_, name) in over.iter().rev().take(LATEST) {
+    for (_, job) in latest.iter().rev() {
         // Skip a job that was just deleted.
-        let Some(job) = jobs::api(cluster).get_opt(name).await? else { continue };
-        let of = of_job(cluster, job, node).await?;
+        let Some(job) = jobs::api(cluster).get_opt(job).await? else { continue };
+        let of = of_job(cluster, job, name).await?;
         if of.record.is_some() {
             found.push(of);
             break;
         }
     }
     Ok(found)
+}
+
+/// Whether a job may have a record of the node. Its status shows that for up to 200 nodes; of a larger job the status has a part of
+/// them, and it's for the nodes that it names or selects.
+pub(super) fn may_have_had(job: &ImagePrePullJob, name: &str, node: Option<&Node>) -> bool {
+    let Some(status) = &job.status else { return false };
+    if status.node_status.iter().any(|record| record.node_name == name) {
+        return true;
+    }
+    let lists_all = status.summary.desired as usize <= status.node_status.len();
+    !lists_all && is_chosen(job, name, node) != Some(false)
+}
+
+/// Whether the job names the node or selects its labels; `None` if that is unknown.
+pub(super) fn is_chosen(job: &ImagePrePullJob, name: &str, node: Option<&Node>) -> Option<bool> {
+    let template = &job.spec.image_pre_pull_template;
+    match &template.label_selector {
+        None => Some(template.node_names.iter().any(|named| named == name)),
+        Some(selector) => Some(Selector::try_from(selector).ok()?.matches(node?.labels())),
+    }
 }
 
 async fn of_job(cluster: &Cluster, mut job: ImagePrePullJob, node: &str) -> anyhow::Result<OfJob> {

@@ -10,7 +10,7 @@ use prepull_api::task::{ImageFacts, KubeletRecord};
 use prepull_api::wire::Filesystem;
 use serde_json::json;
 
-use super::facts::{NodeFacts, OfJob};
+use super::facts::{NodeFacts, OfJob, may_have_had};
 use super::judge::judge_facts;
 use super::*;
 use crate::checklist::Mark;
@@ -289,4 +289,32 @@ fn successes_are_shown_with_their_time() {
     let (text, next) = of(json!({"checkedTime": at(-7_200), "notCheckedReason": "offline"}));
     assert_eq!(text, format!("{began}, checked 2h ago, and not checked by the last re-check: offline"));
     assert_eq!(next, verify);
+}
+
+#[test]
+fn only_jobs_that_may_have_had_it_count() {
+    let of = |template: serde_json::Value, desired: u32, listed: &[&str]| {
+        let records: Vec<_> =
+            listed.iter().map(|name| json!({"nodeName": name, "phase": "Failure"})).collect();
+        let status = json!({"phase": "Failure", "summary": {"desired": desired}, "nodeStatus": records});
+        may_have_had(&job(template, status), "edge-7", well().node.unwrap().as_ref())
+    };
+    let selects = |site: &str| json!({"labelSelector": {"matchLabels": {"site": site}}});
+    for (template, desired, listed, expected) in [
+        // The status lists all nodes.
+        (selects("a"), 1, &["edge-8"][..], false),
+        (selects("a"), 0, &[], false),
+        (selects("a"), 2, &["edge-8", "edge-7"], true),
+        (selects("b"), 1, &["edge-7"], true),
+        // It lists a part of them.
+        (selects("a"), 300, &["edge-8"], true),
+        (selects("b"), 300, &["edge-8"], false),
+        (selects("b"), 300, &["edge-7"], true),
+        (json!({"nodeNames": ["edge-8"]}), 300, &["edge-8"], false),
+        (json!({"nodeNames": ["edge-7"]}), 300, &["edge-8"], true),
+    ] {
+        assert_eq!(of(template.clone(), desired, listed), expected, "{template} {desired} {listed:?}");
+    }
+    let large = job(selects("a"), json!({"phase": "Failure", "summary": {"desired": 300}}));
+    assert!(may_have_had(&large, "edge-7", None), "the labels aren't known");
 }

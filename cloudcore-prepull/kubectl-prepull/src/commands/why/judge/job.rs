@@ -9,7 +9,7 @@ use prepull_api::crd::status::{Action, NodePhase, NodeStatus};
 use prepull_api::failure::FailureCode;
 use prepull_api::selector::Selector;
 
-use super::super::facts::OfJob;
+use super::super::facts::{OfJob, is_chosen};
 use crate::amounts::{format_duration, seconds_between};
 use crate::checklist::Point;
 use crate::jobs;
@@ -66,15 +66,6 @@ pub(super) fn point(
             format!("make another job: kubectl prepull run IMAGE --node {name}"),
         ),
     })
-}
-
-/// Whether the job names the node or selects its labels; `None` if that is unknown.
-fn is_chosen(job: &ImagePrePullJob, name: &str, node: Option<&Node>) -> Option<bool> {
-    let template = &job.spec.image_pre_pull_template;
-    match &template.label_selector {
-        None => Some(template.node_names.iter().any(|named| named == name)),
-        Some(selector) => Some(Selector::try_from(selector).ok()?.matches(node?.labels())),
-    }
 }
 
 fn selector(job: &ImagePrePullJob) -> Option<String> {
