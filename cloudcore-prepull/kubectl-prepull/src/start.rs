@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use prepull_api::crd::job::ImagePrePullJob;
+use prepull_api::crd::status::JobPhase;
+use prepull_api::selector::Selector;
 use prepull_api::task::NodeName;
 use prepull_api::task::PullPolicy;
 use prepull_engine::prepull::validate::validate;
@@ -40,6 +42,9 @@ pub(crate) struct WaitArgs {
 
 /// How long a job is kept after its end without --ttl: long enough for a post-mortem, and jobs don't pile up.
 const TTL_SECONDS: i64 = 7 * 24 * 3600;
+
+/// Nodes of one page: the metadata of each has a few KiB.
+const NODES_OF_A_PAGE: u32 = 500;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -173,16 +178,70 @@ async fn nodes_of(order: &JobOrder, cluster: &Cluster) -> anyhow::Result<usize> 
     if !order.nodes.is_empty() {
         return Ok(order.nodes.len());
     }
-    let labelled = ListParams::default().labels(&order.node_selector()?.to_string());
-    let nodes = Api::<Node>::all(cluster.client()).list_metadata(&labelled).await;
-    let is_refused =
-        matches!(&nodes, Err(kube::Error::Api(answer)) if MissingRight::from_answer(answer).is_some());
-    if is_refused && order.is_any_concurrency {
+    let nodes = list_selected(&order.node_selector()?, cluster).await;
+    if nodes.as_ref().is_err_and(is_refused) && order.is_any_concurrency {
         print_note("you may not list nodes, so it is one node at a time: --concurrency gives another number");
         return Ok(1);
     }
     let unknown = "--concurrency is a percentage of the nodes (10% by default), and they cannot be listed";
-    Ok(nodes.context(unknown)?.items.len())
+    Ok(nodes.context(unknown)?.len())
+}
+
+fn is_refused(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(answer) if MissingRight::from_answer(answer).is_some())
+}
+
+/// The names of the nodes with these labels. The metadata of thousands isn't in memory at once.
+async fn list_selected(selector: &Selector, cluster: &Cluster) -> kube::Result<Vec<String>> {
+    let nodes = Api::<Node>::all(cluster.client());
+    let mut asked = ListParams::default().labels(&selector.to_string()).limit(NODES_OF_A_PAGE);
+    let mut names = Vec::new();
+    loop {
+        let page = nodes.list_metadata(&asked).await?;
+        names.extend(page.items.iter().map(ResourceExt::name_any));
+        let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else { return Ok(names) };
+        asked.continue_token = Some(token);
+    }
+}
+
+/// Fails for a job that has succeeded, if its selector fits nodes by now that it never had.
+async fn refuse_partial_success(
+    there: &ImagePrePullJob,
+    order: &JobOrder,
+    cluster: &Cluster,
+) -> anyhow::Result<()> {
+    let has_succeeded = there.status.as_ref().is_some_and(|status| status.phase == JobPhase::Completed);
+    if !(order.nodes.is_empty() && has_succeeded && jobs::is_over(there)) {
+        return Ok(());
+    }
+    match list_selected(&order.node_selector()?, cluster).await {
+        Ok(nodes) => refuse_new_nodes(there, &nodes),
+        // Without that right, the job is followed as it is.
+        Err(error) if is_refused(&error) => Ok(()),
+        Err(error) => Err(error).context("the nodes of the job cannot be listed, and it may lack new ones"),
+    }
+}
+
+/// Fails if some of these nodes, which the job selects by now, were not in it. Its status names up to 200 nodes, and counts all.
+fn refuse_new_nodes(there: &ImagePrePullJob, nodes: &[String]) -> anyhow::Result<()> {
+    let Some(status) = &there.status else { return Ok(()) };
+    let (desired, skipped) = (status.summary.desired as usize, status.summary.skipped as usize);
+    let names_all = desired <= status.node_status.len() && skipped <= status.skipped_nodes.len();
+    let (lacking, example) = if names_all {
+        let had = status.node_status.iter().map(|record| &record.node_name);
+        let had: BTreeSet<_> = had.chain(status.skipped_nodes.iter().map(|node| &node.node_name)).collect();
+        let mut new = nodes.iter().filter(|node| !had.contains(node));
+        let example = new.next().map(|node| format!(", such as {node}"));
+        (new.count() + usize::from(example.is_some()), example)
+    } else {
+        (nodes.len().saturating_sub(desired + skipped), None)
+    };
+    if lacking > 0 {
+        let (name, lacking) = (there.name_any(), format_count(lacking as u64, "node"));
+        let (example, how) = (example.unwrap_or_default(), ways_out(&name));
+        bail!("job {name} has ended without {lacking} that it selects by now{example}: {how}");
+    }
+    Ok(())
 }
 
 /// Makes the job, unless it is there, and follows it as the flags say.
@@ -212,6 +271,7 @@ pub(crate) async fn make_and_follow(
             }
             let what = check_same_job(&there, &job)?;
             refuse_old_success(&there)?;
+            refuse_partial_success(&there, order, cluster).await?;
             (there, what)
         }
         Err(error) => return Err(error),
@@ -233,6 +293,7 @@ pub(crate) async fn make_and_follow(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use prepull_api::crd::job::ImagePrePullJobSpec;
     use serde_json::json;
 
     use super::*;
@@ -328,6 +389,42 @@ mod tests {
             let error = said(image, more, "Completed").unwrap_err();
             assert!(error.starts_with("job web has ended, and a") && error.contains("--name"), "{error}");
         }
+    }
+
+    #[test]
+    fn nodes_that_came_after_a_success_count() {
+        let said = |desired: usize, skipped: usize, nodes: &[&str]| {
+            let names =
+                |count: usize, word: &str| (0..count).map(|n| format!("{word}-{n}")).collect::<Vec<_>>();
+            let had = names(desired.min(200), "had").into_iter();
+            let had: Vec<_> = had.map(|name| json!({"nodeName": name, "phase": "Successful"})).collect();
+            let left = names(skipped.min(200), "left").into_iter();
+            let left: Vec<_> = left.map(|name| json!({"nodeName": name, "reason": "NotReady"})).collect();
+            let mut job = ImagePrePullJob::new("web", ImagePrePullJobSpec::default());
+            let summary = json!({"desired": desired, "skipped": skipped});
+            job.status = serde_json::from_value(
+                json!({"phase": "Completed", "summary": summary, "nodeStatus": had, "skippedNodes": left}),
+            )
+            .unwrap();
+            let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+            refuse_new_nodes(&job, &nodes).map_err(|error| error.to_string())
+        };
+        assert_eq!(said(2, 1, &["had-0", "had-1", "left-0"]), Ok(()));
+        // One has left the cluster, and another has come.
+        let refused = said(2, 1, &["had-0", "left-0", "new-0"]).unwrap_err();
+        assert!(
+            refused.starts_with("job web has ended without 1 node that it selects by now, such as new-0: ")
+        );
+        assert!(refused.ends_with(&ways_out("web")), "{refused}");
+        // The status names a part of a large job's nodes: their number alone is known.
+        let many: Vec<_> = (0..305).map(|n| format!("any-{n}")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert_eq!(said(300, 2, &many[..302]), Ok(()));
+        let refused = said(300, 2, &many).unwrap_err();
+        assert!(
+            refused.starts_with("job web has ended without 3 nodes that it selects by now: "),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -281,3 +281,38 @@ fn why_finds_a_job_behind_those_of_others() {
     assert_eq!(status, Some(1), "{said}{error}");
     assert!(said.contains("job ours has failed on it, NoSpace"), "{said}{error}");
 }
+
+#[test]
+fn an_old_success_without_a_new_node_is_refused() {
+    const DONE: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {"name": "web", "uid": "u"},
+        "spec": {"imagePrePullTemplate": {"images": ["nginx:1.25"], "concurrency": 1, "retryTimes": 3, "labelSelector":
+            {"matchExpressions": [{"key": "node-role.kubernetes.io/edge", "operator": "Exists"}]}}, "ttlSecondsAfterFinished": 604800},
+        "status": {"phase": "Completed", "summary": {"desired": 1, "successful": 1, "skipped": 1},
+            "nodeStatus": [{"nodeName": "edge-1", "phase": "Successful"}], "skippedNodes": [{"nodeName": "edge-2", "reason": "NotReady"}]}}"#;
+    const TAKEN: &str = r#"{"kind": "Status", "status": "Failure", "code": 409, "reason": "AlreadyExists", "message": "it exists"}"#;
+    const FORBIDDEN: &str = r#"{"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden",
+        "message": "nodes is forbidden: User \"jane\" cannot list resource \"nodes\" in API group \"\" at the cluster scope"}"#;
+    macro_rules! nodes {
+        ($first:literal $(, $name:literal)*) => {
+            concat!(r#"{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": [{"metadata": {"name": ""#,
+                $first, $(r#""}}, {"metadata": {"name": ""#, $name,)* r#""}}]}"#)
+        };
+    }
+    let line = "run nginx:1.25 --name web --concurrency 1 --wait=0";
+    macro_rules! server {
+        ($code:literal, $nodes:expr) => {
+            Scripted::start(&[("POST /", 409, TAKEN), ("/nodes?", $code, $nodes), ("GET /", 200, DONE)])
+        };
+    }
+    server!(200, nodes!("edge-1", "edge-3", "edge-4")).refuses(
+        line,
+        "job web has ended without 2 nodes that it selects by now, such as edge-3: `kubectl delete ippj web`",
+    );
+    for server in
+        [server!(200, nodes!("edge-1", "edge-2")), server!(200, nodes!("edge-2")), server!(403, FORBIDDEN)]
+    {
+        let (status, said, error) = server.run(line);
+        assert_eq!(status, Some(0), "{error}");
+        assert!(said.contains("is there already, with the same spec"), "{said}");
+    }
+}
