@@ -10,8 +10,11 @@ use prepull_registry::{Proxies, Proxy};
 use crate::problem::{ClusterPlace, explain};
 use crate::session::GlobalArgs;
 
-/// How long a watch may go without a byte. Longer than an idle one, which the API server ends after 290 s.
-const WATCH_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a watch may go without a byte. While nothing changes, the API server sends a bookmark about once a minute, which kube's
+/// watches ask for: one that is silent for longer has lost its connection, and what it shows is old.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long an answer may take with --request-timeout 0.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 
 pub(crate) struct Cluster {
     client: Client,
@@ -25,7 +28,8 @@ impl Cluster {
     /// Prepares the connection that the flags name. Nothing is sent yet.
     pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Self> {
         let (mut config, context) = read_config(global).await?;
-        let patience = Some(global.request_timeout).filter(|time| !time.is_zero()).unwrap_or(WATCH_TIMEOUT);
+        let patience =
+            Some(global.request_timeout).filter(|time| !time.is_zero()).unwrap_or(LONGEST_PATIENCE);
         config.connect_timeout = Some(patience);
         config.read_timeout = Some(patience);
         // It would try for minutes, without a word. A watch tries again by itself.

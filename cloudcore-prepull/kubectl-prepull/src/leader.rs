@@ -66,7 +66,7 @@ async fn read_leader(cluster: &Cluster) -> anyhow::Result<Option<Leaderless>> {
     }
 }
 
-/// Looks again and again. An error says that the API server isn't heard: a watch takes minutes to notice that.
+/// Looks again and again. An error says that the API server isn't heard: a watch takes over a minute to notice that.
 pub(crate) fn watch_leader(cluster: &Cluster) -> impl Stream<Item = anyhow::Result<Option<Leaderless>>> {
     unfold(false, move |waits| async move {
         if waits {
