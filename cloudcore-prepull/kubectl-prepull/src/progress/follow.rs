@@ -41,13 +41,18 @@ pub(crate) async fn follow_job(
 ) -> anyhow::Result<CommandOutcome> {
     let job = jobs::get(cluster, name).await?;
     let mut show = Show::new(session);
-    let ended = run_bounded(Box::pin(until_over(cluster, job, &mut show)), limit).await;
+    let mut followed = Followed { job, ..Followed::default() };
+    let ended = run_bounded(Box::pin(until_over(cluster, &mut followed, &mut show)), limit).await;
     let ended = or_interrupted(ended)?;
     show.finish_bars(ended);
     if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {
         // The watch of the reports may be a moment behind that of the job.
-        let (job, tally) = read_progress(cluster, name).await?;
-        problem::unless_unread(show.print_last(&JobView::new(&job, &tally, None, Timestamp::now())))?;
+        let read = read_progress(cluster, name).await;
+        if let Err(error) = &read {
+            let why = problem::error_text(error);
+            problem::print_note(&format!("job {name} has ended, and is shown as it was followed: {why}"));
+        }
+        problem::unless_unread(show.print_last(&followed.last_view(read)))?;
     }
     note_that_it_goes_on(ended, name, limit);
     Ok(ended)
@@ -97,13 +102,14 @@ async fn wait_for_limit(limit: Option<Duration>) {
 
 async fn until_over(
     cluster: &Cluster,
-    job: ImagePrePullJob,
+    followed: &mut Followed,
     show: &mut Show,
 ) -> anyhow::Result<CommandOutcome> {
+    let job = &followed.job;
     let name = job.name_any();
     let of_name = watcher::Config::default().fields(&format!("metadata.name={name}"));
     // Few at a time: see jobs::REPORTS_OF_A_PAGE.
-    let of_job = watcher::Config::default().labels(&jobs::of_job(&job)).page_size(REPORTS_OF_A_PAGE);
+    let of_job = watcher::Config::default().labels(&jobs::of_job(job)).page_size(REPORTS_OF_A_PAGE);
     let mut changes = std::pin::pin!(
         watcher(Api::<ImagePrePullJob>::all(cluster.watch_client()), of_name).default_backoff()
     );
@@ -113,7 +119,6 @@ async fn until_over(
     let mut leader = std::pin::pin!(leader::watch_leader(cluster));
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut followed = Followed { job, ..Followed::default() };
     let (mut is_job_heard, mut is_report_heard) = (false, false);
     loop {
         tokio::select! {
@@ -215,6 +220,15 @@ impl Followed {
         }
     }
 
+    /// The view after the end, which a failed read doesn't take back: the job may even be deleted by then.
+    fn last_view(&self, read: anyhow::Result<(ImagePrePullJob, Tally)>) -> JobView {
+        let (job, tally) = read
+            .ok()
+            .filter(|(job, _)| job.metadata.uid == self.job.metadata.uid)
+            .unwrap_or_else(|| (self.job.clone(), Tally::sum(self.tallies.values())));
+        JobView::new(&job, &tally, None, Timestamp::now())
+    }
+
     fn view(&mut self) -> JobView {
         let tally = Tally::sum(self.tallies.values());
         let view = JobView::new(&self.job, &tally, None, Timestamp::now());
@@ -230,12 +244,37 @@ impl Followed {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use prepull_api::crd::status::ImagePrePullJobStatus;
+
     use super::*;
+
+    fn job(uid: &str) -> ImagePrePullJob {
+        let mut job = ImagePrePullJob::new("web", prepull_api::crd::job::ImagePrePullJobSpec::default());
+        job.metadata.uid = Some(uid.into());
+        job
+    }
+
+    #[test]
+    fn a_failed_last_read_takes_no_end_back() {
+        let mut ended = job("1");
+        ended.status = Some(ImagePrePullJobStatus { phase: JobPhase::Completed, ..Default::default() });
+        let mut followed = Followed { job: ended, ..Followed::default() };
+        let tally = Tally { delta_saved: 7, ..Tally::default() };
+        followed.tallies.insert("web-0".into(), tally.clone());
+        let seen = |read| {
+            let view = followed.last_view(read);
+            (view.phase, view.delta_saved_bytes)
+        };
+        assert_eq!(seen(Err(anyhow::anyhow!("too many requests"))), (JobPhase::Completed, 7));
+        let other = Ok((job("2"), Tally::default()));
+        assert_eq!(seen(other), (JobPhase::Completed, 7), "it's another job of this name");
+        let later = (followed.job.clone(), Tally { delta_saved: 8, ..Tally::default() });
+        assert_eq!(seen(Ok(later)), (JobPhase::Completed, 8));
+    }
 
     #[test]
     fn a_job_that_a_new_list_lacks_was_deleted() {
-        let mut job = ImagePrePullJob::new("web", prepull_api::crd::job::ImagePrePullJobSpec::default());
-        job.metadata.uid = Some("1".into());
+        let job = job("1");
         let mut followed = Followed { job: job.clone(), ..Followed::default() };
         for event in [Event::Init, Event::InitApply(job), Event::InitDone, Event::Init] {
             followed.take_job(event).unwrap();
