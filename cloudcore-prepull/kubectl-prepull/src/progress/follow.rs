@@ -181,7 +181,8 @@ fn accept_change<K>(
 #[derive(Default)]
 struct Followed {
     job: ImagePrePullJob,
-    tallies: BTreeMap<String, Tally>,
+    /// By the name of their report, each with the first attempt of its run.
+    tallies: BTreeMap<String, (Option<u32>, Tally)>,
     listed: Listing<String>,
     pace: PaceMeter,
     since: Option<Instant>,
@@ -210,7 +211,8 @@ impl Followed {
     fn take_report(&mut self, change: Event<ImagePrePullReport>) {
         match self.listed.take_event(change, ResourceExt::name_any) {
             Some(ListChange::Put(report)) => {
-                self.tallies.insert(report.name_any(), Tally::of_report(&report));
+                let counted = (report.body.first_attempt, Tally::of_report(&report));
+                self.tallies.insert(report.name_any(), counted);
             }
             Some(ListChange::Remove(report)) => {
                 self.tallies.remove(&report.name_any());
@@ -225,12 +227,19 @@ impl Followed {
         let (job, tally) = read
             .ok()
             .filter(|(job, _)| job.metadata.uid == self.job.metadata.uid)
-            .unwrap_or_else(|| (self.job.clone(), Tally::sum(self.tallies.values())));
+            .unwrap_or_else(|| (self.job.clone(), self.tally()));
         JobView::new(&job, &tally, None, Timestamp::now())
     }
 
+    /// The sum of the current run: a new one replaces the reports of the last one by and by.
+    fn tally(&self) -> Tally {
+        let run = self.job.status.as_ref().and_then(|status| status.first_attempt);
+        let current = self.tallies.values().filter(|(first_attempt, _)| *first_attempt == run);
+        Tally::sum(current.map(|(_, tally)| tally))
+    }
+
     fn view(&mut self) -> JobView {
-        let tally = Tally::sum(self.tallies.values());
+        let tally = self.tally();
         let view = JobView::new(&self.job, &tally, None, Timestamp::now());
         let at = self.since.get_or_insert_with(Instant::now).elapsed();
         let view = match self.pace.observe(at, view.bytes.done, view.done) {
@@ -245,6 +254,7 @@ impl Followed {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use prepull_api::crd::status::ImagePrePullJobStatus;
+    use serde_json::json;
 
     use super::*;
 
@@ -260,7 +270,7 @@ mod tests {
         ended.status = Some(ImagePrePullJobStatus { phase: JobPhase::Completed, ..Default::default() });
         let mut followed = Followed { job: ended, ..Followed::default() };
         let tally = Tally { delta_saved: 7, ..Tally::default() };
-        followed.tallies.insert("web-0".into(), tally.clone());
+        followed.tallies.insert("web-0".into(), (None, tally));
         let seen = |read| {
             let view = followed.last_view(read);
             (view.phase, view.delta_saved_bytes)
@@ -270,6 +280,26 @@ mod tests {
         assert_eq!(seen(other), (JobPhase::Completed, 7), "it's another job of this name");
         let later = (followed.job.clone(), Tally { delta_saved: 8, ..Tally::default() });
         assert_eq!(seen(Ok(later)), (JobPhase::Completed, 8));
+    }
+
+    #[test]
+    fn reports_of_earlier_runs_do_not_count() {
+        let report = |name: &str, first_attempt: Option<u32>| {
+            let image = json!({ "image": "a:1", "status": "True", "bytes": { "done": 1, "total": 1 } });
+            let node = json!({ "nodeName": name, "phase": "Successful", "imageStatus": [image] });
+            let report =
+                json!({ "metadata": { "name": name }, "nodeStatus": [node], "firstAttempt": first_attempt });
+            Event::Apply(serde_json::from_value(report).unwrap())
+        };
+        let mut followed = Followed { job: job("1"), ..Followed::default() };
+        followed.take_report(report("web-0", None));
+        followed.take_report(report("web-1", None));
+        assert_eq!(followed.view().bytes.done, 2);
+        followed.job.status = Some(ImagePrePullJobStatus { first_attempt: Some(3), ..Default::default() });
+        followed.take_report(report("web-0", Some(3)));
+        assert_eq!(followed.view().bytes.done, 1);
+        let failed = Err(anyhow::anyhow!("too many requests"));
+        assert_eq!(followed.last_view(failed).bytes.done, 1);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(crate) struct Sent {
     pub(crate) json: Arc<str>,
 }
 
+type Reports = HashMap<String, BTreeMap<String, ReportRows>>;
+
 /// Everything that is known.
 #[derive(Debug, Default)]
 pub(crate) struct PageState {
@@ -37,7 +39,7 @@ pub(crate) struct PageState {
     /// Whether all jobs are known.
     has_jobs: bool,
     /// By the UID of their job, and by name.
-    reports: HashMap<String, BTreeMap<String, ReportRows>>,
+    reports: Reports,
     listed_reports: Listing<(String, String)>,
     /// Whether all reports are known: what a list brings in is no download.
     has_reports: bool,
@@ -61,6 +63,8 @@ struct Tracked {
 
 #[derive(Debug)]
 struct ReportRows {
+    /// The first attempt of its run: a new run replaces the reports of the last one by and by.
+    first_attempt: Option<u32>,
     tally: Tally,
     nodes: Vec<Arc<NodeRow>>,
 }
@@ -86,6 +90,8 @@ impl PageState {
     fn put_job(&mut self, job: ImagePrePullJob) {
         let known = self.jobs.get_mut(&job.name_any());
         if let Some(known) = known.filter(|known| known.job.metadata.uid == job.metadata.uid) {
+            // Other reports count from here on.
+            self.changes += u64::from(run_of(&known.job) != run_of(&job));
             (known.job, known.is_dirty) = (job, true);
             return;
         }
@@ -129,7 +135,11 @@ impl PageState {
             // What has not changed stays the same, so that it is not sent again.
             before.remove(&row.name).filter(|before| **before == row).unwrap_or_else(|| Arc::new(row))
         });
-        let report_now = ReportRows { tally: Tally::of_report(report), nodes: nodes.collect() };
+        let report_now = ReportRows {
+            first_attempt: report.body.first_attempt,
+            tally: Tally::of_report(report),
+            nodes: nodes.collect(),
+        };
         reports.insert(report.name_any(), report_now);
         self.mark_changed(&uid);
     }
@@ -196,9 +206,7 @@ impl PageState {
             if !std::mem::take(is_dirty) && row.is_some() && jobs::is_over(job) {
                 continue;
             }
-            let reports = job.uid().and_then(|uid| self.reports.get(&uid));
-            let tally =
-                Tally::sum(reports.into_iter().flat_map(BTreeMap::values).map(|report| &report.tally));
+            let tally = Tally::sum(reports_of(&self.reports, job).map(|report| &report.tally));
             let mut view = JobView::new(job, &tally, None, now);
             let observed =
                 self.has_reports.then(|| pace.observe(passed, view.bytes.done, view.done)).flatten();
@@ -230,17 +238,16 @@ impl PageState {
 
     /// The nodes of a job, by name.
     pub(crate) fn nodes(&self, job: &str) -> BTreeMap<String, Arc<NodeRow>> {
-        let uid = self.jobs.get(job).and_then(|known| known.job.uid());
-        let reports = uid.and_then(|uid| self.reports.get(&uid));
-        let nodes = reports.into_iter().flat_map(BTreeMap::values).flat_map(|report| &report.nodes);
+        let reports = self.jobs.get(job).into_iter().flat_map(|known| reports_of(&self.reports, &known.job));
+        let nodes = reports.flat_map(|report| &report.nodes);
         nodes.map(|node| (node.name.clone(), Arc::clone(node))).collect()
     }
 
     /// The jobs of a node, by name, each with its row there.
     pub(crate) fn jobs_of(&self, node: &str) -> BTreeMap<&str, &NodeRow> {
         let row = |job: &Tracked| {
-            let reports = self.reports.get(&job.job.uid()?)?;
-            reports.values().flat_map(|report| &report.nodes).map(Arc::as_ref).find(|row| row.name == node)
+            let nodes = reports_of(&self.reports, &job.job).flat_map(|report| &report.nodes);
+            nodes.map(Arc::as_ref).find(|row| row.name == node)
         };
         self.jobs.iter().filter_map(|(name, job)| Some((name.as_str(), row(job)?))).collect()
     }
@@ -250,6 +257,21 @@ impl PageState {
         let labelled = self.labels.iter();
         labelled.filter_map(|(node, labels)| Some((node.as_str(), labels.get(label)?.as_str()))).collect()
     }
+}
+
+/// The reports of a job's current run.
+fn reports_of<'a>(
+    reports: &'a Reports,
+    job: &ImagePrePullJob,
+) -> impl Iterator<Item = &'a ReportRows> + use<'a> {
+    let run = run_of(job);
+    let all = job.uid().and_then(|uid| reports.get(&uid));
+    all.into_iter().flat_map(BTreeMap::values).filter(move |report| report.first_attempt == run)
+}
+
+/// What tells the runs of a job apart.
+fn run_of(job: &ImagePrePullJob) -> Option<u32> {
+    job.status.as_ref().and_then(|status| status.first_attempt)
 }
 
 /// Puts a row in place of the one before, if it is another one.

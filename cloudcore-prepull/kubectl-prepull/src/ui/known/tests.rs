@@ -43,6 +43,34 @@ fn reports_join_jobs_by_uid() {
 }
 
 #[test]
+fn reports_of_earlier_runs_do_not_count() {
+    let of = |name: &str, first_attempt: Option<u32>, phase: &str| {
+        let mut report = report(name, "1", &[(name, phase)]);
+        report.body.first_attempt = first_attempt;
+        Event::Apply(report)
+    };
+    let failed = |known: &PageState| {
+        let row: serde_json::Value = serde_json::from_str(&known.jobs()["web"].json).unwrap();
+        row["failures"].as_array().map(Vec::len)
+    };
+    let mut known = PageState::default();
+    known.take_job(Event::Apply(job("web", "1")));
+    known.take_report(of("edge-1", None, "Failure"));
+    known.take_report(of("edge-2", None, "Failure"));
+    let first = refreshed(&mut known);
+    assert_eq!((known.nodes("web").len(), failed(&known)), (2, Some(1)));
+    let mut again = job("web", "1");
+    again.status = serde_json::from_value(json!({ "firstAttempt": 3 })).unwrap();
+    known.take_job(Event::Apply(again));
+    known.take_report(of("edge-1", Some(3), "Pending"));
+    assert!(refreshed(&mut known) > first);
+    assert_eq!(known.nodes("web").into_keys().collect::<Vec<_>>(), ["edge-1"]);
+    assert_eq!(failed(&known), Some(0));
+    assert!(known.jobs_of("edge-2").is_empty());
+    assert_eq!(known.jobs_of("edge-1").len(), 1);
+}
+
+#[test]
 fn a_lists_bytes_are_no_download() {
     let mut known = PageState::default();
     let part = |name: &str, done: u64| {
