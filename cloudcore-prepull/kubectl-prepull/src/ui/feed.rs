@@ -65,31 +65,57 @@ pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item
 
 /// The nodes of a job, each with the value of this label: `nodes`, and then `changed` and `gone`.
 pub(crate) fn nodes(watching: Arc<Watching>, job: String, site_label: Arc<str>) -> impl Stream<Item = Part> {
-    let mut seen: Option<BTreeMap<String, Arc<NodeRow>>> = None;
+    let mut seen: Option<Nodes> = None;
     let next = move |watching: &Watching| {
         let known = watching.known();
-        let (now, sites) = (known.nodes(&job), known.label_values(&site_label));
-        let shown = |row| ShownNode { row, site: sites.get(row.name.as_str()).copied() };
-        let mut events = Vec::new();
-        match &seen {
-            None => events.push(json_event("nodes", &now.values().map(|row| shown(row)).collect::<Vec<_>>())),
-            Some(seen) => {
-                let is_new =
-                    |row: &&Arc<NodeRow>| !seen.get(&row.name).is_some_and(|seen| Arc::ptr_eq(seen, row));
-                let changed: Vec<_> = now.values().filter(is_new).map(|row| shown(row)).collect();
-                if !changed.is_empty() {
-                    events.push(json_event("changed", &changed));
-                }
-                let gone: Vec<_> = seen.keys().filter(|name| !now.contains_key(*name)).collect();
-                if !gone.is_empty() {
-                    events.push(json_event("gone", &gone));
-                }
-            }
-        }
+        let (rows, sites) = (known.nodes(&job), known.label_values(&site_label));
+        let placed = |(name, row): (String, _)| {
+            let site = sites.get(name.as_str()).map(|site| (*site).to_owned());
+            (name, Placed { row, site })
+        };
+        let now: Nodes = rows.into_iter().map(placed).collect();
+        drop(known);
+        let news = news_of_nodes(seen.as_ref(), &now);
         seen = Some(now);
-        events
+        news.into_iter().map(|(name, data)| Event::default().event(name).data(data)).collect()
     };
     change_stream(watching, next)
+}
+
+type Nodes = BTreeMap<String, Placed>;
+
+/// A node with its site, whose label may arrive later than its row.
+struct Placed {
+    row: Arc<NodeRow>,
+    site: Option<String>,
+}
+
+impl Placed {
+    fn is_as(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.row, &other.row) && self.site == other.site
+    }
+
+    fn shown(&self) -> ShownNode<'_> {
+        ShownNode { row: &self.row, site: self.site.as_deref() }
+    }
+}
+
+/// The events, by name, for a page that has seen these nodes.
+fn news_of_nodes(seen: Option<&Nodes>, now: &Nodes) -> Vec<(&'static str, String)> {
+    let Some(seen) = seen else {
+        return vec![("nodes", json(&now.values().map(Placed::shown).collect::<Vec<_>>()))];
+    };
+    let mut news = Vec::new();
+    let is_new = |(name, node): &(&String, &Placed)| !seen.get(*name).is_some_and(|seen| seen.is_as(node));
+    let changed: Vec<_> = now.iter().filter(is_new).map(|(_, node)| node.shown()).collect();
+    if !changed.is_empty() {
+        news.push(("changed", json(&changed)));
+    }
+    let gone: Vec<_> = seen.keys().filter(|name| !now.contains_key(*name)).collect();
+    if !gone.is_empty() {
+        news.push(("gone", json(&gone)));
+    }
+    news
 }
 
 /// A node as it is sent.
@@ -102,8 +128,12 @@ struct ShownNode<'a> {
 }
 
 fn json_event(name: &str, data: &impl Serialize) -> Event {
+    Event::default().event(name).data(json(data))
+}
+
+fn json(data: &impl Serialize) -> String {
     // Only maps with keys that are no texts cannot be written, and there are none.
-    Event::default().event(name).data(serde_json::to_string(data).unwrap_or_default())
+    serde_json::to_string(data).unwrap_or_default()
 }
 
 /// A stream of what `next` returns, each time that something has changed.
@@ -134,4 +164,38 @@ struct Feed<F> {
     waiting: VecDeque<Event>,
     changes: watch::Receiver<u64>,
     has_begun: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn row(name: &str) -> Arc<NodeRow> {
+        let status = serde_json::json!({ "nodeName": name, "phase": "Pending" });
+        Arc::new(NodeRow::from_status(&serde_json::from_value(status).unwrap()))
+    }
+
+    fn nodes(placed: [(&Arc<NodeRow>, Option<&str>); 2]) -> Nodes {
+        let of = |(row, site): (&Arc<NodeRow>, Option<&str>)| {
+            (row.name.clone(), Placed { row: Arc::clone(row), site: site.map(str::to_owned) })
+        };
+        placed.into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_site_that_arrives_later_is_sent() {
+        let (one, two) = (row("edge-1"), row("edge-2"));
+        let first = nodes([(&one, None), (&two, None)]);
+        let news = news_of_nodes(None, &first);
+        assert!(news.len() == 1 && news[0].0 == "nodes" && !news[0].1.contains("site"), "{news:?}");
+        assert_eq!(news_of_nodes(Some(&first), &nodes([(&one, None), (&two, None)])), []);
+        let later = nodes([(&one, None), (&two, Some("lyon"))]);
+        let news = news_of_nodes(Some(&first), &later);
+        let changed: serde_json::Value = serde_json::from_str(&news.first().unwrap().1).unwrap();
+        assert_eq!(changed.as_array().map(Vec::len), Some(1));
+        assert_eq!((&changed[0]["name"], &changed[0]["site"]), (&"edge-2".into(), &"lyon".into()));
+        let gone = nodes([(&two, Some("lyon")), (&two, Some("lyon"))]);
+        assert_eq!(news_of_nodes(Some(&later), &gone), [("gone", r#"["edge-1"]"#.to_owned())]);
+    }
 }

@@ -174,10 +174,13 @@ impl PageState {
     pub(crate) fn take_node(&mut self, event: Event<PartialObjectMeta<Node>>) {
         match self.listed_nodes.take_event(event, ResourceExt::name_any) {
             Some(ListChange::Put(node)) => {
-                self.labels.insert(node.name_any(), node.labels().clone());
+                // Most changes of a Node are of other things.
+                let before = self.labels.insert(node.name_any(), node.labels().clone());
+                self.changes += u64::from(before.as_ref() != Some(node.labels()));
             }
             Some(ListChange::Remove(node)) => {
                 self.labels.remove(&node.name_any());
+                self.changes += 1;
             }
             Some(ListChange::Retain(names)) => {
                 self.labels.retain(|name, _| names.contains(name));

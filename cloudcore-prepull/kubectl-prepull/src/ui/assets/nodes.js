@@ -97,7 +97,7 @@ export class Nodes {
     for (const node of rows) {
       const before = this.all.get(node.name);
       if (!before) this.names = null;
-      isOther ||= before?.phase !== node.phase;
+      isOther ||= before?.phase !== node.phase || before?.site !== node.site;
       this.all.set(node.name, node);
     }
     if (!this.names) this.arrange();

@@ -181,6 +181,31 @@ fn an_edge_leads_to_its_jobs() {
 }
 
 #[test]
+fn a_new_label_of_a_node_is_news() {
+    let node = |labels: serde_json::Value| -> Event<PartialObjectMeta<Node>> {
+        let metadata = json!({ "name": "edge-1", "labels": labels });
+        Event::Apply(
+            serde_json::from_value(json!({ "apiVersion": "v1", "kind": "Node", "metadata": metadata }))
+                .unwrap(),
+        )
+    };
+    let mut known = PageState::default();
+    let mut before = refreshed(&mut known);
+    for (labels, is_news) in [
+        (json!({ "zone": "lyon" }), true),
+        (json!({ "zone": "lyon" }), false),
+        (json!({ "zone": "pune" }), true),
+        (json!({}), true),
+        (json!({}), false),
+    ] {
+        known.take_node(node(labels.clone()));
+        let now = refreshed(&mut known);
+        assert_eq!(now > before, is_news, "{labels}");
+        before = now;
+    }
+}
+
+#[test]
 fn news_of_the_connection_reaches_pages() {
     let mut known = PageState::default();
     let first = refreshed(&mut known);
