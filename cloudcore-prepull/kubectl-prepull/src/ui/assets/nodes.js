@@ -175,9 +175,8 @@ export class Nodes {
     const hidden = this.all.size - fitting.length;
     const label = `${number(fitting.length)} nodes as squares${hidden ? `, ${number(hidden)} others are filtered out` : ""}. Arrow keys move, Enter shows a node; the table below has the same.`;
     // What is where it was has been drawn.
-    const places = JSON.stringify([label, drawn.map(([name, nodes]) => [name, nodes.length])]);
-    if (places === this.places && this.names === this.placed) return;
-    [this.places, this.placed] = [places, this.names];
+    if (label === this.labelled && this.names === this.placed && isSame(drawn, this.drawn)) return;
+    [this.labelled, this.placed, this.drawn] = [label, this.names, drawn];
     this.grid.set(this.all, drawn, label);
   }
 
@@ -214,6 +213,12 @@ export function headed(groups, isAll) {
     drawn.push([heading(`${number(others.length)} other groups`, { nodes, failed: others.reduce((sum, { failed }) => sum + failed, 0) }), nodes]);
   }
   return { drawn, rest: others.length };
+}
+
+/** Whether two lists of groups have the same headings, and the same nodes in the same order. Pure. */
+function isSame(groups, others) {
+  const areSame = (some, at) => some.length === others[at][1].length && some.every((node, place) => node === others[at][1][place]);
+  return groups.length === others.length && groups.every(([name, nodes], at) => name === others[at][0] && areSame(nodes, at));
 }
 
 function heading(name, { nodes, failed }) {
