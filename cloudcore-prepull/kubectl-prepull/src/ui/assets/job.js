@@ -9,6 +9,8 @@ import { keep, linkTo } from "./place.js";
 
 /** Time between two looks at the events of the job. */
 const INTERVAL = 5000;
+/** Time between two requests for the chosen node, while it changes. */
+const AGAIN = 2000;
 /** What is changed together is drawn together. */
 const QUIET = 200;
 
@@ -74,6 +76,7 @@ export class Job {
     this.reasons = make("ul", { class: "reasons" });
     this.reasonsCard = make("section", { "aria-labelledby": "reasons-title" }, make("h3", { id: "reasons-title" }, "Failures by reason"), this.reasons);
     this.detail = make("section", { "aria-label": "Node", tabindex: "-1", hidden: true });
+    this.marks = make("p");
     this.escape = (event) => {
       if (event.key === "Escape" && this.chosen) this.unchoose();
     };
@@ -99,7 +102,11 @@ export class Job {
     try {
       this.ledSince = (await ask("leader")).since;
       // A deleted one has none any more.
-      if (this.known.jobs.has(this.name)) this.events = await ask(`events/${path(this.name)}`);
+      if (this.known.jobs.has(this.name)) {
+        this.events = await ask(`events/${path(this.name)}`);
+        this.showDetail();
+        if (this.isOutdated) this.readDetailSoon();
+      }
       this.later();
     } catch (error) {
       // Without the right to read events everything else works.
@@ -114,6 +121,7 @@ export class Job {
     document.removeEventListener("keydown", this.escape);
     this.nodes.leave();
     clearTimeout(this.reading);
+    clearTimeout(this.asking);
     clearTimeout(this.timer);
   }
 
@@ -122,7 +130,10 @@ export class Job {
   }
 
   take(rows) {
+    const before = this.nodes.all.get(this.chosen);
     rows();
+    const now = this.nodes.all.get(this.chosen);
+    if (before && now && now !== before) this.readDetailSoon();
     this.later();
   }
 
@@ -223,36 +234,61 @@ export class Job {
   }
 
   /** Shows a node. `rows`: the table with the button for it, to which the focus returns. */
-  async choose(name, rows) {
+  choose(name, rows) {
     this.chosen = name;
     this.chosenIn = rows;
     this.changed();
     this.detail.hidden = false;
+    [this.record, this.shownAt] = [null, 0];
+    this.showMarks();
     this.fillDetail(make("p", { class: "dim" }, "Asking for its record."));
     this.detail.scrollIntoView({ block: "nearest" });
     this.detail.focus({ preventScroll: true });
+    this.readDetail();
+  }
+
+  async readDetail() {
+    const name = this.chosen;
+    const at = performance.now();
+    [this.askedAt, this.isOutdated] = [at, false];
     try {
       const record = await ask(`node/${path(this.name, name)}`);
-      if (this.chosen === name) this.showDetail(name, record);
+      // An answer may have been overtaken by a later one.
+      if (this.chosen !== name || at < this.shownAt) return;
+      [this.record, this.shownAt] = [record, at];
+      this.showDetail();
     } catch (error) {
-      if (this.chosen === name) this.fillDetail(make("p", {}, `It can't be shown: ${error.message}`));
+      if (this.chosen !== name) return;
+      // What is known of it stays, and the next look at the events asks again.
+      this.isOutdated = Boolean(this.record);
+      if (!this.record) this.fillDetail(make("p", {}, `It can't be shown: ${error.message}`));
     }
   }
 
   fillDetail(...content) {
     const close = make("button", { type: "button", onclick: () => this.unchoose() }, "Close");
-    fill(this.detail, [make("div", { class: "top" }, make("h3", {}, this.chosen), make("div", { class: "buttons" }, close)), ...content]);
+    fill(this.detail, [make("div", { class: "top" }, make("h3", {}, this.chosen), make("div", { class: "buttons" }, close)), this.marks, ...content]);
   }
 
-  showDetail(name, record) {
-    this.marks = make("p");
-    this.fillDetail(this.marks, ...detailOf({ job: this.name, name, record, events: this.events }));
-    this.showMarks();
+  /** The chosen node has changed: asks again, but not more often than every two seconds. */
+  readDetailSoon() {
+    this.asking ??= setTimeout(
+      () => {
+        this.asking = undefined;
+        if (this.chosen && !this.left) this.readDetail();
+      },
+      Math.max(0, this.askedAt + AGAIN - performance.now()),
+    );
+  }
+
+  showDetail() {
+    const { chosen, record } = this;
+    if (chosen && record) this.fillDetail(...detailOf({ job: this.name, name: chosen, record, events: this.events }));
   }
 
   showMarks() {
     const node = this.nodes.all.get(this.chosen);
-    if (node && this.marks) write(this.marks, `${PHASE_NAMES[node.phase]}${node.reason ? `: ${node.reason}` : ""}`);
+    write(this.marks, node ? `${PHASE_NAMES[node.phase]}${node.reason ? `: ${node.reason}` : ""}` : "");
   }
 
   unchoose() {
