@@ -119,27 +119,42 @@ async fn until_over(
     let mut leader = std::pin::pin!(leader::watch_leader(cluster));
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut is_job_heard, mut is_report_heard) = (false, false);
+    let (mut of_jobs, mut of_reports) = (Reach::default(), Reach::default());
     loop {
-        tokio::select! {
+        let is_heard = tokio::select! {
             change = changes.next() => {
-                if let Some(change) = accept_change(change, &mut is_job_heard, show)? {
+                let change = accept_change(change, &mut of_jobs, show)?;
+                let is_heard = shows_connection(change.as_ref());
+                if let Some(change) = change {
                     followed.take_job(change)?;
                 }
+                is_heard
             }
             change = reports.next() => {
-                if let Some(change) = accept_change(change, &mut is_report_heard, show)? {
+                let change = accept_change(change, &mut of_reports, show)?;
+                let is_heard = shows_connection(change.as_ref());
+                if let Some(change) = change {
                     followed.take_report(change);
                 }
+                is_heard
             }
             Some(gone) = leader.next() => match gone {
                 Ok(gone) => {
-                    show.mark_connected();
                     followed.gone = gone;
+                    true
                 }
-                Err(error) => show.mark_disconnected(&error),
+                Err(error) => {
+                    show.mark_disconnected(&error);
+                    false
+                }
             },
-            _ = ticks.tick() => show.draw_view(&followed.view())?,
+            _ = ticks.tick() => {
+                show.draw_view(&followed.view())?;
+                false
+            }
+        };
+        if is_heard && !of_jobs.is_lost() && !of_reports.is_lost() {
+            show.mark_connected();
         }
         if jobs::is_over(&followed.job) {
             let phase = followed.job.status.as_ref().map(|status| status.phase);
@@ -155,26 +170,55 @@ async fn until_over(
 /// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused from the start is not.
 fn accept_change<K>(
     change: Option<watcher::Result<Event<K>>>,
-    is_heard: &mut bool,
+    reach: &mut Reach,
     show: &mut Show,
 ) -> anyhow::Result<Option<Event<K>>> {
     match change {
-        // The list is about to be requested: that shows nothing about the connection yet.
-        Some(Ok(Event::Init)) => Ok(Some(Event::Init)),
         Some(Ok(change)) => {
-            *is_heard = true;
-            show.mark_connected();
+            reach.note_event(&change);
             Ok(Some(change))
         }
         Some(Err(error)) => {
             let error = anyhow::Error::from(error).context("the job cannot be watched");
-            if problem::is_lasting(&error, *is_heard) {
+            if problem::is_lasting(&error, reach.is_heard) {
                 return Err(error);
             }
+            reach.has_failed = true;
             show.mark_disconnected(&error);
             Ok(None)
         }
         None => bail!("the watch of the job has ended"),
+    }
+}
+
+/// Whether the API server was heard: a list that begins is only about to be requested.
+fn shows_connection<K>(change: Option<&Event<K>>) -> bool {
+    !matches!(change, None | Some(Event::Init))
+}
+
+/// How a watch stands.
+#[derive(Default)]
+struct Reach {
+    is_heard: bool,
+    has_failed: bool,
+    /// Whether it reads a list, without which it doesn't go on.
+    is_listing: bool,
+}
+
+impl Reach {
+    fn note_event<K>(&mut self, event: &Event<K>) {
+        match event {
+            Event::Init => self.is_listing = true,
+            Event::InitApply(_) => self.is_heard = true,
+            Event::InitDone | Event::Apply(_) | Event::Delete(_) => {
+                *self = Self { is_heard: true, ..Self::default() };
+            }
+        }
+    }
+
+    /// Whether it still has to read a list again, after an error. A watch that goes on without one may be silent.
+    fn is_lost(&self) -> bool {
+        self.has_failed && self.is_listing
     }
 }
 
@@ -311,6 +355,32 @@ mod tests {
         }
         let gone = followed.take_job(Event::InitDone).unwrap_err();
         assert_eq!(gone.to_string(), "job web was deleted while it was followed");
+    }
+
+    #[test]
+    fn a_watch_is_lost_until_its_new_list_ends() {
+        let mut reach = Reach::default();
+        let mut is_lost_after = |event: Option<Event<()>>| {
+            match event {
+                Some(event) => reach.note_event(&event),
+                None => reach.has_failed = true,
+            }
+            reach.is_lost()
+        };
+        for (event, is_lost, why) in [
+            (Some(Event::Init), false, "nothing has failed yet"),
+            (Some(Event::InitDone), false, "it's heard"),
+            (None, false, "it may go on without an event"),
+            (Some(Event::Init), true, "it has to read the list again"),
+            (None, true, "the list has failed"),
+            (Some(Event::Init), true, "the list is asked for again"),
+            (Some(Event::InitApply(())), true, "the rest of the list may fail"),
+            (Some(Event::InitDone), false, "it's heard"),
+            (None, false, "it may go on without an event"),
+            (Some(Event::Apply(())), false, "it's heard"),
+        ] {
+            assert_eq!(is_lost_after(event.clone()), is_lost, "{why}");
+        }
     }
 
     #[test]
