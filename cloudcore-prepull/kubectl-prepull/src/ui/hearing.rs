@@ -1,8 +1,9 @@
 //! The connection to the cluster, as the page shows it: since when something isn't heard, and why. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use kube::runtime::watcher::Event;
 use serde::Serialize;
 
 /// How long after its last error a watch counts as lost, although the API server answers: a watch that goes on reports
@@ -17,6 +18,8 @@ pub(crate) const SERVER: &str = "server";
 pub(crate) struct Hearing {
     /// By what is read.
     lost: BTreeMap<&'static str, Loss>,
+    /// Watches that read a list: without it they don't go on.
+    listing: BTreeSet<&'static str>,
     /// When the API server answered last.
     answered: Option<Timestamp>,
     leaderless: Option<String>,
@@ -63,16 +66,29 @@ impl Hearing {
         loss.last = now;
     }
 
-    /// Something is heard again.
-    pub(crate) fn note_heard(&mut self, what: &'static str) {
+    /// An event of a watch. One that lists is heard again once the list is there: the rest of it may fail.
+    pub(crate) fn note_event<K>(&mut self, what: &'static str, event: &Event<K>) {
+        match event {
+            Event::Init => {
+                self.listing.insert(what);
+            }
+            Event::InitApply(_) => {}
+            Event::InitDone | Event::Apply(_) | Event::Delete(_) => self.forget(what),
+        }
+    }
+
+    /// Something is heard again, or isn't read any more.
+    pub(crate) fn forget(&mut self, what: &'static str) {
         self.lost.remove(what);
+        self.listing.remove(what);
     }
 
     /// The API server answers, and this is known of its leader.
     pub(crate) fn hear_server(&mut self, leaderless: Option<String>, now: Timestamp) {
         self.lost.remove(SERVER);
         self.answered = Some(now);
-        self.lost.retain(|_, loss| now.duration_since(loss.last) < loss.retried_within());
+        let may_be_resumed = |loss: &Loss| now.duration_since(loss.last) >= loss.retried_within();
+        self.lost.retain(|what, loss| self.listing.contains(what) || !may_be_resumed(loss));
         self.leaderless = leaderless;
     }
 
@@ -117,9 +133,9 @@ mod tests {
         hearing.note_loss("reports", "reset".to_owned(), at(12));
         hearing.note_loss("jobs", "silent".to_owned(), at(20));
         assert_eq!(lost(&hearing), Some((10, "refused")));
-        hearing.note_heard("jobs");
+        hearing.forget("jobs");
         assert_eq!(lost(&hearing), Some((12, "reset")));
-        hearing.note_heard("reports");
+        hearing.forget("reports");
         assert_eq!(lost(&hearing), None);
     }
 
@@ -147,6 +163,27 @@ mod tests {
             hearing.hear_server(None, at(until));
             assert_eq!(lost(&hearing), None);
         }
+    }
+
+    #[test]
+    fn a_watch_is_lost_until_its_new_list_ends() {
+        let mut hearing = Hearing::default();
+        hearing.note_event("jobs", &Event::<()>::Init);
+        hearing.hear_server(None, at(5));
+        assert_eq!(lost(&hearing), None, "nothing has failed yet");
+        hearing.note_event("jobs", &Event::<()>::InitDone);
+        hearing.note_loss("jobs", "refused".to_owned(), at(10));
+        hearing.note_event("jobs", &Event::<()>::Init);
+        hearing.hear_server(None, at(500));
+        assert_eq!(lost(&hearing), Some((10, "refused")), "the list isn't there");
+        hearing.note_event("jobs", &Event::InitApply(()));
+        hearing.hear_server(None, at(900));
+        assert_eq!(lost(&hearing), Some((10, "refused")), "the rest of the list may fail");
+        hearing.note_event("jobs", &Event::<()>::InitDone);
+        assert_eq!(lost(&hearing), None);
+        hearing.note_loss("jobs", "refused".to_owned(), at(1000));
+        hearing.hear_server(None, at(1100));
+        assert_eq!(lost(&hearing), None, "it went on without a list");
     }
 
     #[test]

@@ -118,17 +118,17 @@ impl Watching {
         let mut is_heard = false;
         while let Some(event) = events.next().await {
             match event {
-                // The list is about to be requested: that shows nothing about the connection yet.
-                Ok(Event::Init) => take(&mut self.known(), Event::Init),
                 Ok(event) => {
-                    is_heard = true;
+                    // A list that is about to be requested shows nothing about the connection yet.
+                    is_heard |= !matches!(event, Event::Init);
                     let mut known = self.known();
-                    known.update_hearing(|hearing| hearing.note_heard(what));
+                    known.update_hearing(|hearing| hearing.note_event(what, &event));
                     take(&mut known, event);
                 }
                 Err(error) => {
                     let error = anyhow::Error::from(error);
                     if problem::is_lasting(&error, is_heard) {
+                        self.known().update_hearing(|hearing| hearing.forget(what));
                         return Err(error.context(what));
                     }
                     // It is taken up again by itself.

@@ -212,6 +212,6 @@ fn news_of_the_connection_reaches_pages() {
     known.update_hearing(|hearing| hearing.note_loss("jobs", "refused".to_owned(), Timestamp::UNIX_EPOCH));
     let lost = refreshed(&mut known);
     assert!(lost > first);
-    known.update_hearing(|hearing| hearing.note_heard("reports"));
+    known.update_hearing(|hearing| hearing.forget("reports"));
     assert_eq!(refreshed(&mut known), lost, "that was heard before");
 }
