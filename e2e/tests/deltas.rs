@@ -174,6 +174,21 @@ async fn a_useless_delta_costs_the_layer_once() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_delta_writes_no_more_than_there_is_room_for() -> Result<()> {
+    let hand = Hand::start().await?;
+    let [first, second] = [Image::version("silent", 0, 1)?, Image::version("silent", 1, 1)?];
+    hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;
+    let reference = seed(&hand.registry, &second, "v2")?;
+    // More than three times the layer of 12 MiB, which is what the agent counts with.
+    let zeros = diff_of(&[(0, &vec![0; 48 << 20])])?;
+    hand.registry.seed_delta(REPOSITORY, &Delta::lying(&first, &second, &zeros)?.without_sizes()?)?;
+    let said = hand.pulls(&[&reference]).await?;
+    ensure!(said.contains("the diff makes more than the 37"), "{said}");
+    hand.containerd.check_unpacked(&second).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
     let hand = Hand::start().await?;
     let [first, second] = [Image::version("lost", 0, 1)?, Image::version("lost", 1, 1)?];

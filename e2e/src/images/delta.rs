@@ -37,6 +37,15 @@ impl Delta {
         Self::with(from, to, |_, _| Ok(lie.to_vec()))
     }
 
+    /// The same delta, without the sizes of the layers' tars.
+    pub fn without_sizes(self) -> Result<Self> {
+        let mut manifest: Value = serde_json::from_slice(&self.manifest)?;
+        for entry in manifest["layers"].as_array_mut().context("no layers")? {
+            entry["annotations"].as_object_mut().context("no annotations")?.remove(names::UNCOMPRESSED_SIZE);
+        }
+        Ok(Self { manifest: manifest.to_string().into_bytes(), ..self })
+    }
+
     fn with(from: &Image, to: &Image, make: impl Fn(&Root<'_>, &dyn Tar) -> Result<Vec<u8>>) -> Result<Self> {
         let old: Vec<Vec<u8>> = layers(from).iter().map(|digest| tar(from, digest)).collect::<Result<_>>()?;
         let root = Root::read(old.iter().map(|tar| tar as &dyn Tar).collect())?;

@@ -56,18 +56,16 @@ pub struct ApplyLimits {
 }
 
 impl ApplyLimits {
-    /// Factor from the compressed layer to its tar where the delta doesn't announce the size. Text and zeros may compress
-    /// this well, and no layer of programs does.
-    const RATIO: u64 = 64;
     /// The most that gzip can reach. The publisher of a delta may announce anything.
     const MOST_RATIO: u64 = 1032;
     /// The end of a tar, which is padded to 10 KiB, and a few small files.
     const SMALL: u64 = 1 << 20;
 
-    /// The limit for a layer: the size that the delta announces, or a multiple of the compressed layer in the image.
-    pub fn of_layer(announced: Option<u64>, compressed: u64) -> Self {
+    /// The limit for a layer: the size of its tar that the delta announces, or that we count with, in bytes. It's bounded by the
+    /// compressed layer in the image.
+    pub fn of_layer(tar: u64, compressed: u64) -> Self {
         let most = compressed.saturating_mul(Self::MOST_RATIO).saturating_add(Self::SMALL);
-        Self { output: announced.map_or(compressed.saturating_mul(Self::RATIO), |size| size.min(most)) }
+        Self { output: tar.min(most) }
     }
 }
 

@@ -119,7 +119,8 @@ impl Download<'_> {
                 .ok_or_else(|| useless_delta("the rebuilt layer was lost"));
         };
         let (sender, mut pieces) = mpsc::channel(PIECES);
-        let limits = ApplyLimits::of_layer(delta.tar, layer.size);
+        // No more than there is room for.
+        let limits = ApplyLimits::of_layer(delta.tar_or_guess(layer), layer.size);
         let (root, digest) = (self.facts.directories.root.clone(), delta.blob.digest.clone());
         let directories = old.directories.clone();
         let applying = spawn_blocking(move || {

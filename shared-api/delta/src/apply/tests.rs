@@ -261,9 +261,9 @@ fn output_ends_at_its_limit() {
         let error = try_apply(&pack(2, &operations(&steps)), 100).unwrap_err();
         assert!(matches!(error, ApplyError::TooLarge(100)), "{error}");
     }
-    assert_eq!(ApplyLimits::of_layer(Some(5), 1).output, 5);
-    assert_eq!(ApplyLimits::of_layer(None, 1000).output, 64_000);
-    assert_eq!(ApplyLimits::of_layer(None, u64::MAX).output, u64::MAX);
+    assert_eq!(ApplyLimits::of_layer(5, 1).output, 5);
+    assert_eq!(ApplyLimits::of_layer(u64::MAX, 1000).output, 1000 * 1032 + (1 << 20));
+    assert_eq!(ApplyLimits::of_layer(u64::MAX, u64::MAX).output, u64::MAX);
 }
 
 #[test]
