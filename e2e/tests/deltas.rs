@@ -174,7 +174,7 @@ async fn a_useless_delta_costs_the_layer_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_delta_writes_no_more_than_there_is_room_for() -> Result<()> {
+async fn deltas_keep_to_their_room() -> Result<()> {
     let hand = Hand::start().await?;
     let [first, second] = [Image::version("silent", 0, 1)?, Image::version("silent", 1, 1)?];
     hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;

@@ -270,7 +270,7 @@ async fn a_changed_limit_applies_to_a_download() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_uncapped_job_waits_for_no_capped_one() -> Result<()> {
+async fn uncapped_jobs_wait_for_no_cap() -> Result<()> {
     let site = Site::start().await?;
     let _node = site.add_node("edge-1").await?.args(&["--max-tasks", "2"]).await?;
     // The smallest layer comes last: under its cap the large ones take a minute.

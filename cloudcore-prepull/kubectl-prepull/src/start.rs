@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_came_after_a_success_count() {
+    fn nodes_after_a_success_count() {
         let said = |desired: usize, skipped: usize, nodes: &[&str]| {
             let names =
                 |count: usize, word: &str| (0..count).map(|n| format!("{word}-{n}")).collect::<Vec<_>>();

@@ -191,7 +191,7 @@ macro_rules! job {
 const CONFLICT: &str = r#"{"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "the object has been modified"}"#;
 
 #[test]
-fn a_job_that_ended_meanwhile_is_left_alone() {
+fn an_ended_job_is_left_alone() {
     for (line, refusal) in [
         ("cancel web", "job web has ended already"),
         ("pause web", "job web has ended: there is nothing to pause"),
@@ -208,7 +208,7 @@ fn a_job_that_ended_meanwhile_is_left_alone() {
 }
 
 #[test]
-fn a_job_that_is_busy_is_still_cancelled() {
+fn a_busy_job_is_still_cancelled() {
     let server = Scripted::start(&[
         ("GET /", 200, job!("7", "InProgress", "")),
         (r#""resourceVersion":"7""#, 409, CONFLICT),
@@ -220,7 +220,7 @@ fn a_job_that_is_busy_is_still_cancelled() {
 }
 
 #[test]
-fn a_stale_page_changes_no_ended_job() {
+fn stale_pages_change_no_ended_job() {
     for (verb, there, refusal) in [
         ("pause", job!("7", "Completed", ""), "has ended: there is nothing to pause"),
         ("resume", job!("7", "Failure", r#""cancel": true, "pause": true, "#), "was cancelled"),
@@ -250,7 +250,7 @@ fn a_stale_page_changes_no_ended_job() {
 }
 
 #[test]
-fn why_finds_a_job_behind_those_of_others() {
+fn why_looks_behind_others_jobs() {
     let job = |name: &str, hour: u32, node: &str, phase: &str| {
         format!(
             r#"{{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {{"name": "{name}", "uid": "{name}"}},
@@ -283,7 +283,7 @@ fn why_finds_a_job_behind_those_of_others() {
 }
 
 #[test]
-fn an_old_success_without_a_new_node_is_refused() {
+fn partial_successes_are_refused() {
     const DONE: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {"name": "web", "uid": "u"},
         "spec": {"imagePrePullTemplate": {"images": ["nginx:1.25"], "concurrency": 1, "retryTimes": 3, "labelSelector":
             {"matchExpressions": [{"key": "node-role.kubernetes.io/edge", "operator": "Exists"}]}}, "ttlSecondsAfterFinished": 604800},

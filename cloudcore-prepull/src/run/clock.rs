@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_clock_that_stays_set_ends_the_wait() {
+    async fn a_set_clock_ends_the_wait() {
         let off = Cell::new(SignedDuration::ZERO);
         let mut waiting = Box::pin(wait_until_off(|| off.get()));
         let mut ends_within = async |seconds| {

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proxy_that_refuses_and_stays_costs_no_wait() {
+    async fn a_refusing_proxy_costs_no_wait() {
         for (answer, says) in [
             ("407 No\r\nContent-Length: 0", "it refuses the user and password (407"),
             ("403 No\r\nContent-Length: 0", "it doesn't connect to r.example:443 (403"),

@@ -119,7 +119,7 @@ async fn until_over(
     let mut leader = std::pin::pin!(leader::watch_leader(cluster));
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut of_jobs, mut of_reports) = (Reach::default(), Reach::default());
+    let (mut of_jobs, mut of_reports) = (WatchHealth::default(), WatchHealth::default());
     loop {
         let is_heard = tokio::select! {
             change = changes.next() => {
@@ -170,20 +170,20 @@ async fn until_over(
 /// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused from the start is not.
 fn accept_change<K>(
     change: Option<watcher::Result<Event<K>>>,
-    reach: &mut Reach,
+    health: &mut WatchHealth,
     show: &mut Show,
 ) -> anyhow::Result<Option<Event<K>>> {
     match change {
         Some(Ok(change)) => {
-            reach.note_event(&change);
+            health.note_event(&change);
             Ok(Some(change))
         }
         Some(Err(error)) => {
             let error = anyhow::Error::from(error).context("the job cannot be watched");
-            if problem::is_lasting(&error, reach.is_heard) {
+            if problem::is_lasting(&error, health.is_heard) {
                 return Err(error);
             }
-            reach.has_failed = true;
+            health.has_failed = true;
             show.mark_disconnected(&error);
             Ok(None)
         }
@@ -198,14 +198,14 @@ fn shows_connection<K>(change: Option<&Event<K>>) -> bool {
 
 /// How a watch stands.
 #[derive(Default)]
-struct Reach {
+struct WatchHealth {
     is_heard: bool,
     has_failed: bool,
     /// Whether it reads a list, without which it doesn't go on.
     is_listing: bool,
 }
 
-impl Reach {
+impl WatchHealth {
     fn note_event<K>(&mut self, event: &Event<K>) {
         match event {
             Event::Init => self.is_listing = true,
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_last_read_takes_no_end_back() {
+    fn a_failed_read_undoes_no_end() {
         let mut ended = job("1");
         ended.status = Some(ImagePrePullJobStatus { phase: JobPhase::Completed, ..Default::default() });
         let mut followed = Followed { job: ended, ..Followed::default() };
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_earlier_runs_do_not_count() {
+    fn earlier_runs_do_not_count() {
         let report = |name: &str, first_attempt: Option<u32>| {
             let image = json!({ "image": "a:1", "status": "True", "bytes": { "done": 1, "total": 1 } });
             let node = json!({ "nodeName": name, "phase": "Successful", "imageStatus": [image] });
@@ -358,14 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_is_lost_until_its_new_list_ends() {
-        let mut reach = Reach::default();
+    fn a_relisting_watch_stays_lost() {
+        let mut health = WatchHealth::default();
         let mut is_lost_after = |event: Option<Event<()>>| {
             match event {
-                Some(event) => reach.note_event(&event),
-                None => reach.has_failed = true,
+                Some(event) => health.note_event(&event),
+                None => health.has_failed = true,
             }
-            reach.is_lost()
+            health.is_lost()
         };
         for (event, is_lost, why) in [
             (Some(Event::Init), false, "nothing has failed yet"),

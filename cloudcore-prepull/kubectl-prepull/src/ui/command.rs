@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_is_served_whatever_its_opener_does() {
+    async fn no_opener_stops_the_page() {
         for answer in [answer_beside(pending()).await, answer_beside(async {}).await] {
             assert!(answer.starts_with("HTTP/1.1 421 "), "{answer:?}");
         }

@@ -71,7 +71,7 @@ pub(crate) fn nodes(watching: Arc<Watching>, job: String, site_label: Arc<str>) 
         let (rows, sites) = (known.nodes(&job), known.label_values(&site_label));
         let placed = |(name, row): (String, _)| {
             let site = sites.get(name.as_str()).map(|site| (*site).to_owned());
-            (name, Placed { row, site })
+            (name, SeenNode { row, site })
         };
         let now: Nodes = rows.into_iter().map(placed).collect();
         drop(known);
@@ -82,15 +82,15 @@ pub(crate) fn nodes(watching: Arc<Watching>, job: String, site_label: Arc<str>) 
     change_stream(watching, next)
 }
 
-type Nodes = BTreeMap<String, Placed>;
+type Nodes = BTreeMap<String, SeenNode>;
 
 /// A node with its site, whose label may arrive later than its row.
-struct Placed {
+struct SeenNode {
     row: Arc<NodeRow>,
     site: Option<String>,
 }
 
-impl Placed {
+impl SeenNode {
     fn is_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.row, &other.row) && self.site == other.site
     }
@@ -103,10 +103,10 @@ impl Placed {
 /// The events, by name, for a page that has seen these nodes.
 fn news_of_nodes(seen: Option<&Nodes>, now: &Nodes) -> Vec<(&'static str, String)> {
     let Some(seen) = seen else {
-        return vec![("nodes", json(&now.values().map(Placed::shown).collect::<Vec<_>>()))];
+        return vec![("nodes", json(&now.values().map(SeenNode::shown).collect::<Vec<_>>()))];
     };
     let mut news = Vec::new();
-    let is_new = |(name, node): &(&String, &Placed)| !seen.get(*name).is_some_and(|seen| seen.is_as(node));
+    let is_new = |(name, node): &(&String, &SeenNode)| !seen.get(*name).is_some_and(|seen| seen.is_as(node));
     let changed: Vec<_> = now.iter().filter(is_new).map(|(_, node)| node.shown()).collect();
     if !changed.is_empty() {
         news.push(("changed", json(&changed)));
@@ -178,13 +178,13 @@ mod tests {
 
     fn nodes(placed: [(&Arc<NodeRow>, Option<&str>); 2]) -> Nodes {
         let of = |(row, site): (&Arc<NodeRow>, Option<&str>)| {
-            (row.name.clone(), Placed { row: Arc::clone(row), site: site.map(str::to_owned) })
+            (row.name.clone(), SeenNode { row: Arc::clone(row), site: site.map(str::to_owned) })
         };
         placed.into_iter().map(of).collect()
     }
 
     #[test]
-    fn a_site_that_arrives_later_is_sent() {
+    fn a_late_site_is_sent() {
         let (one, two) = (row("edge-1"), row("edge-2"));
         let first = nodes([(&one, None), (&two, None)]);
         let news = news_of_nodes(None, &first);

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_is_lost_until_its_new_list_ends() {
+    fn a_relisting_watch_stays_lost() {
         let mut hearing = Hearing::default();
         hearing.note_event("jobs", &Event::<()>::Init);
         hearing.hear_server(None, at(5));

@@ -209,7 +209,7 @@ fn headers_and_limits_of_a_host_are_its_own() {
 }
 
 #[test]
-fn a_fallback_to_plain_http_keeps_its_port_named() {
+fn a_fallback_names_both_ports() {
     for (server, tls, ports) in [
         ("https://r.example", false, &[443][..]),
         ("http://r.example", false, &[80]),

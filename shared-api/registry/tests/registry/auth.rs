@@ -213,7 +213,7 @@ async fn refuses_credentials(status: u16) -> Server {
 }
 
 #[tokio::test]
-async fn a_refused_identity_token_ends_the_pull() {
+async fn refused_identity_tokens_end_the_pull() {
     for (status, kind) in [
         (400, ErrorKind::Unauthorized),
         (401, ErrorKind::Unauthorized),
@@ -232,7 +232,7 @@ async fn a_refused_identity_token_ends_the_pull() {
 }
 
 #[tokio::test]
-async fn a_credential_without_secret_is_never_anonymous() {
+async fn an_empty_credential_is_never_anonymous() {
     let server = refuses_credentials(401).await;
     let user = RegistryCredential { username: Sensitive::new("alice"), ..RegistryCredential::default() };
     let secret = RegistryCredential { password: Sensitive::new(SECRET), ..RegistryCredential::default() };
@@ -267,7 +267,7 @@ async fn realms_that_lead_astray_are_not_asked() {
 }
 
 #[tokio::test]
-async fn headers_go_only_to_a_realm_of_their_origin() {
+async fn headers_stay_at_their_origin() {
     let other = Server::start(|_| reply(200, &[], r#"{"token":"given"}"#)).await;
     let elsewhere = format!("http://{}/token", other.at);
     // With TLS settings the registry is asked by TLS first, and has its plain scheme only after that.

@@ -158,7 +158,7 @@ async fn a_local_registry_may_redirect_locally() {
 
 /// A mirror in hosts.toml says nothing about what else listens where it is.
 #[tokio::test]
-async fn a_named_mirror_opens_only_its_own_port() {
+async fn mirrors_open_only_their_own_port() {
     let mirror = Server::start(|seen| match seen.target.as_str() {
         "/blob" => reply(200, &[], CONTENT),
         _ => reply(404, &[], ""),

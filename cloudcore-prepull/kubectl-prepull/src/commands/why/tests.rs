@@ -292,7 +292,7 @@ fn successes_are_shown_with_their_time() {
 }
 
 #[test]
-fn only_jobs_that_may_have_had_it_count() {
+fn only_possible_jobs_count() {
     let of = |template: serde_json::Value, desired: u32, listed: &[&str]| {
         let records: Vec<_> =
             listed.iter().map(|name| json!({"nodeName": name, "phase": "Failure"})).collect();

@@ -43,7 +43,7 @@ fn reports_join_jobs_by_uid() {
 }
 
 #[test]
-fn reports_of_earlier_runs_do_not_count() {
+fn earlier_runs_do_not_count() {
     let of = |name: &str, first_attempt: Option<u32>, phase: &str| {
         let mut report = report(name, "1", &[(name, phase)]);
         report.body.first_attempt = first_attempt;
@@ -181,7 +181,7 @@ fn an_edge_leads_to_its_jobs() {
 }
 
 #[test]
-fn a_new_label_of_a_node_is_news() {
+fn new_labels_of_nodes_are_news() {
     let node = |labels: serde_json::Value| -> Event<PartialObjectMeta<Node>> {
         let metadata = json!({ "name": "edge-1", "labels": labels });
         Event::Apply(

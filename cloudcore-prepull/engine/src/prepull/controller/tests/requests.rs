@@ -38,7 +38,7 @@ fn change_leaders(world: &mut World, nodes: &[String], spec: serde_json::Value, 
 }
 
 #[test]
-fn what_is_asked_for_in_a_recheck_waits_for_its_end() {
+fn requests_wait_for_a_rechecks_end() {
     let round = json!({"recheck": 1, "retry": 1});
     for (asked, looks) in [(round.clone(), [false].as_slice()), (json!({"recheck": 2}), &[true])] {
         for leaders in [1, 2] {
@@ -70,7 +70,7 @@ fn what_is_asked_for_in_a_recheck_waits_for_its_end() {
 }
 
 #[test]
-fn a_recheck_that_is_asked_for_in_a_run_follows_it() {
+fn a_recheck_follows_its_run() {
     for leaders in [1, 2] {
         let (mut world, nodes) = fleet(1);
         world.give(wanted(&world, &nodes, json!({}), 1));
@@ -92,7 +92,7 @@ fn a_recheck_that_is_asked_for_in_a_run_follows_it() {
 }
 
 #[test]
-fn what_is_taken_back_in_time_does_not_begin() {
+fn withdrawn_requests_do_not_begin() {
     for taken_back in [json!({"recheck": 1}), json!({"recheck": 1, "retry": 1, "cancel": true})] {
         let (mut world, nodes) = pulled(1);
         world.give(wanted(&world, &nodes, json!({"recheck": 1}), 2));

@@ -74,7 +74,7 @@ fn a_postponed_task_is_sent_beside_an_accepted_one() {
 }
 
 #[test]
-fn a_node_that_flaps_is_charged_for_what_it_waited() {
+fn flapping_nodes_pay_real_waits() {
     let mut rollout = rollout(1, 1, "0");
     for flap in 0..100 {
         let (up, down) = (at(2 * flap), at(2 * flap + 1));
