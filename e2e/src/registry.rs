@@ -170,8 +170,16 @@ impl Registry {
 
     /// Makes the containerds of this test ask a mirror first, and then the registry at the address `to`.
     pub fn route_by_mirror(&self, mirror: SocketAddr, to: SocketAddr) -> Result<()> {
-        let mirror = format!("[host.\"http://{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");
-        write_hosts_with(&self.place.registry_hosts(), &self.host, to, self.ca.as_deref(), &mirror)?;
+        self.route_by_mirrors(&[mirror], to)
+    }
+
+    /// The same with several mirrors, in this order.
+    pub fn route_by_mirrors(&self, mirrors: &[SocketAddr], to: SocketAddr) -> Result<()> {
+        let one = |mirror: &SocketAddr| {
+            format!("[host.\"http://{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n")
+        };
+        let mirrors: String = mirrors.iter().map(one).collect();
+        write_hosts_with(&self.place.registry_hosts(), &self.host, to, self.ca.as_deref(), &mirrors)?;
         self.place.share_registry_hosts()
     }
 

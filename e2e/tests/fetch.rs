@@ -5,6 +5,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use prepull_api::task::PulledBy;
+use prepull_api::crd::download::DownloadSpec;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::ProxiedRequest;
 use prepull_e2e::registry;
@@ -597,6 +598,14 @@ async fn the_status_names_each_downloader() -> Result<()> {
         let image = there.image(node, &reference).context("no image")?;
         assert_eq!((image.facts.pulled_by, image.facts.pulled_by_reason.as_str()), (None, ""), "{image:?}");
     }
+    // It keeps no limit of a site.
+    let limited = job("limited").policy("Always").retries(0).spec(|spec| {
+        let (share_within_site, max_site_rate) = (Some(true), Some("1Mi".to_owned()));
+        spec.download = Some(DownloadSpec { share_within_site, max_site_rate, ..DownloadSpec::default() });
+    });
+    let limited = limited.fails().await?;
+    let image = limited.image("edge-2", &reference).context("no image")?;
+    ensure!(image.reason.contains("keeps no limit"), "{image:?}");
     Ok(())
 }
 

@@ -299,6 +299,16 @@ async fn a_boxs_own_credential_shares_no_layer() -> Result<()> {
         let bytes = status.image(node, &boxes.reference).and_then(|image| image.bytes);
         assert_eq!(bytes.context("no bytes")?.from_peers, None, "{node}");
     }
+    // The limit of the site holds all the same.
+    boxes.get("edge-1")?.node.remove_image(&boxes.reference).await?;
+    let begun = Instant::now();
+    let limited = boxes.cluster.job("limited").images([&boxes.reference]).on(["edge-1"]).spec(|spec| {
+        spec.download =
+            Some(DownloadSpec { max_site_rate: Some("2Mi".to_owned()), ..DownloadSpec::default() });
+    });
+    limited.completes().await?;
+    let least = Duration::from_millis(1000 * boxes.image_bytes()? / (2 * MIB));
+    ensure!(begun.elapsed() > least.mul_f64(0.8), "{:?} for what takes {least:?}", begun.elapsed());
     Ok(())
 }
 

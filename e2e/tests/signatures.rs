@@ -128,13 +128,14 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
             }
             let verify = async || check_by(client(), &reference, VerificationMode::Enforce, &[&signer]).await;
 
+            let before = at_origin.records().len();
             origin.route_by_mirror(at_mirror.addr(), at_origin.addr())?;
             match (verify().await?, signed) {
                 (Ok(SignatureVerdict::Signed { .. }), [true, _] | [_, true]) => {}
                 (Err(error), [false, false]) if error.code == FailureCode::SignatureInvalid => {}
                 (other, _) => bail!("{layout}, signed at {where_signed}: {other:?}"),
             }
-            let asked_origin = at_origin.records().len();
+            let asked_origin = at_origin.records().len() - before;
             ensure!(!signed[0] || asked_origin == 0, "{layout}: the origin was asked in vain");
 
             // In an air-gapped site only the mirror can be reached.
@@ -144,6 +145,14 @@ async fn signatures_are_found_behind_mirrors() -> Result<()> {
                 // The origin may have one, so we don't know that it's unsigned.
                 (Err(error), [false, _]) if error.code == FailureCode::Unreachable => {}
                 (other, _) => bail!("{layout}, signed at {where_signed}, air-gapped: {other:?}"),
+            }
+            // Mirrors that are away hide nothing.
+            let dead = Port::reserve()?;
+            origin.route_by_mirrors(&[nowhere.addr(), dead.addr()], at_origin.addr())?;
+            match (verify().await?, signed) {
+                (Ok(SignatureVerdict::Signed { .. }), [_, true]) => {}
+                (Err(error), [_, false]) if error.code == FailureCode::Unreachable => {}
+                (other, _) => bail!("{layout}, signed at {where_signed}, without mirrors: {other:?}"),
             }
             origin.route_by_mirror(at_mirror.addr(), at_origin.addr())?;
         }

@@ -4,6 +4,7 @@
 //! containerd and the kubelet share. Overriders work on the written form, everything else on the normalised
 //! one.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::abbreviate::abbreviate;
@@ -263,6 +264,15 @@ impl Reference {
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&join_parts(self.registry(), &self.repository, self.tag(), self.digest()))
+    }
+}
+
+/// The name by which a runtime lists what was pulled by a normalized reference: with a digest, it has no tag.
+pub fn listed_name(normalized: &str) -> Cow<'_, str> {
+    match normalized.split_once('@').and_then(|(name, digest)| Some((name.rsplit_once(':')?, digest))) {
+        // What has a slash is no tag, but the rest after a port.
+        Some(((name, tag), digest)) if !tag.contains('/') => Cow::Owned(format!("{name}@{digest}")),
+        _ => Cow::Borrowed(normalized),
     }
 }
 

@@ -219,7 +219,7 @@ impl<P: Puller> Fetching<P> {
             // It would work for the download, but containerd couldn't present it for unpacking.
             return Err(unusable(credential, "containerd").into());
         }
-        let buckets = PullBuckets { node: &fetcher.bucket, own: request.terms.bucket };
+        let buckets = PullBuckets::new(&fetcher.bucket, &request.terms);
         let repository = fetcher.client(&facts).repository(&reference, request.credential)?;
         let repository = repository.receiving_ahead(buckets.limit().map(received_ahead));
         let registry = reference.registry();
@@ -332,8 +332,8 @@ impl<P: Puller> Fetching<P> {
             return refuse("it needs a signature, which the container runtime would not verify: have the agent download (--fetch=auto, over containerd)")
                 .map_err(|error| error.with_code(FailureCode::SignatureInvalid));
         }
-        let buckets = PullBuckets { node: &self.fetcher.bucket, own: request.terms.bucket };
-        if buckets.limit().is_some() {
+        let buckets = PullBuckets::new(&self.fetcher.bucket, &request.terms);
+        if buckets.are_limited() {
             return refuse("a pull by the container runtime keeps no limit of bytes a second");
         }
         tracing::debug!(image = request.reference, why, "left to the container runtime");

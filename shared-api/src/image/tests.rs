@@ -12,6 +12,18 @@ fn parts(text: &str) -> (Option<String>, String, Option<String>, Option<String>)
 }
 
 #[test]
+fn a_digest_is_listed_without_its_tag() {
+    for (reference, listed) in [
+        ("r.io/app:1@sha256:a", "r.io/app@sha256:a"),
+        ("r.io:5000/app@sha256:a", "r.io:5000/app@sha256:a"),
+        ("r.io:5000/app:1@sha256:a", "r.io:5000/app@sha256:a"),
+        ("r.io/app:1", "r.io/app:1"),
+    ] {
+        assert_eq!(listed_name(reference), listed);
+    }
+}
+
+#[test]
 fn a_host_differs_from_a_repository() {
     let cases: [(&str, Option<&str>, &str); 14] = [
         ("nginx", None, "nginx"),

@@ -77,10 +77,11 @@ impl Download<'_> {
         };
         let manifest = image.documents.last().map_or(&image.target.digest, |document| &document.blob.digest);
         let others = async {
-            match self.buckets.limit() {
-                // The pulls that wait for us wait no longer than if they downloaded by themselves.
-                None => std::future::pending().await,
-                Some(_) => yield_to_others(self.fetcher, manifest, &blobs, &self.letting_go).await,
+            // The pulls that wait for us wait no longer than if they downloaded by themselves.
+            if self.buckets.are_limited() {
+                yield_to_others(self.fetcher, manifest, &blobs, &self.letting_go).await
+            } else {
+                std::future::pending().await
             }
         };
         let ended = tokio::select! {

@@ -1,7 +1,8 @@
-//! The rate limits of one pull: the node's and its task's.
+//! The rate limits of one pull: the node's, its task's, and that of the site.
 
 use std::num::NonZeroU64;
 
+use crate::images::puller::PullTerms;
 use crate::images::rate::Bucket;
 
 /// The buckets that each byte of a pull must pass.
@@ -10,10 +11,21 @@ pub(super) struct PullBuckets<'a> {
     pub(super) node: &'a Bucket,
     /// The bucket of the task, if it has one.
     pub(super) own: Option<&'a Bucket>,
+    /// The site's limit as a whole, for what is fetched without a word from the cloud. Bytes from neighbours don't count.
+    pub(super) site: Option<&'a Bucket>,
 }
 
-impl PullBuckets<'_> {
-    /// The lower of the two limits, if there is one.
+impl<'a> PullBuckets<'a> {
+    pub(super) fn new(node: &'a Bucket, terms: &PullTerms<'a>) -> Self {
+        Self { node, own: terms.bucket, site: terms.site }
+    }
+
+    /// Whether a pull by the runtime would break a limit.
+    pub(super) fn are_limited(self) -> bool {
+        self.limit().is_some() || self.site.is_some_and(|site| site.rate().is_some())
+    }
+
+    /// The lower one of the node's limit and the task's, if there is one.
     pub(super) fn limit(self) -> Option<NonZeroU64> {
         let rates = [self.node.rate(), self.own.and_then(Bucket::rate)];
         rates.into_iter().flatten().min()

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use prepull_api::image::Reference;
+use prepull_api::image::{Reference, listed_name};
 use prepull_api::task::KeepCode;
 
 use super::fetcher::Fetcher;
@@ -54,7 +54,7 @@ impl Survey {
         };
         let is_sandbox = |store: &SurveyedStore| {
             let sandbox = store.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
-            sandbox.is_some_and(|sandbox| image.is_called(&sandbox.normalized().to_string()))
+            sandbox.is_some_and(|sandbox| image.is_called(&listed_name(&sandbox.normalized().to_string())))
         };
         let store = self.store.as_ref();
         if image.is_any_of(&self.listing.used) || store.is_some_and(is_container) {

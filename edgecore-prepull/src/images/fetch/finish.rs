@@ -17,7 +17,7 @@ use super::downloads::Layer;
 use super::image::ImageParts;
 use super::runtime::RuntimeFacts;
 use super::stop::FetchStop;
-use crate::images::containerd::{Labels, of_rebuilt, of_unpacked};
+use crate::images::containerd::{Labels, of_rebuilt, of_snapshot, of_unpacked};
 use crate::images::filesystem::FlushError;
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 use crate::images::puller::{ErrorClass, PullError, PullRequest, PullTerms, Pulled, Puller};
@@ -39,6 +39,11 @@ impl<P: Puller> Fetching<P> {
         snapshot: Option<String>,
     ) -> Result<Pulled, FetchStop> {
         let image = download.image;
+        if let Some(snapshot) = &snapshot {
+            // It may be another image's, which is removed while we wait for the disk.
+            let held = of_snapshot(&download.facts.snapshotter, snapshot);
+            self.fetcher.leases.add_resources(download.lease, std::iter::once(held)).await;
+        }
         // An image with a record counts as present, and a power cut may follow immediately. Layers that we have
         // unpacked are on disk; blobs, and layers of another pull, may not be.
         let is_flushed = match self.fetcher.flush(download.facts).await {
@@ -82,6 +87,9 @@ impl<P: Puller> Fetching<P> {
         snapshot: &str,
     ) -> Result<bool, Status> {
         let fetcher = &self.fetcher;
+        if !fetcher.store.is_unpacked(&facts.snapshotter, snapshot).await {
+            return Ok(false);
+        }
         let mut of_config = of_unpacked(&facts.snapshotter, snapshot);
         if layers.iter().any(Layer::lacks_blob) {
             of_config.extend(of_rebuilt());

@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use prepull_api::image::Reference;
+use prepull_api::image::{Reference, listed_name};
 use prepull_registry::Repository;
 use prepull_registry::manifest::MAX_MANIFEST;
 use tokio::time::sleep;
@@ -182,7 +182,8 @@ impl Fetcher {
         self.uses.note_uses(&listing, now);
         let sandbox = facts.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
         let sandbox = sandbox.map(|reference| reference.normalized().to_string());
-        let names = wanted.iter().cloned().chain(sandbox).collect();
+        let needed = wanted.iter().chain(&sandbox);
+        let names = needed.map(|name| listed_name(name).into_owned()).collect();
         let unused = find_unused(&listing, &holdings, Needed { names: &names, pieces }, &self.uses, now);
         let mut sizes = unused.blobs;
         for name in unused.snapshots {
@@ -272,9 +273,8 @@ fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
     documents.chain(layers).chain([image.config.digest.clone()]).collect()
 }
 
-/// The layers of an image that were missing when its pull began.
+/// The layers of an image that its pull downloads or unpacks. One that has arrived may still be to unpack, as may a delta.
 fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
-    // A delta that has arrived is still to become a tar and files.
-    let missing = layers.iter().filter(|layer| layer.is_missing() || layer.delta.is_some());
-    missing.map(move |layer| Awaited { layer: layer.blob_to_fetch(), flight: &layer.flight, repository })
+    let awaited = layers.iter().filter(|layer| !layer.is_needless);
+    awaited.map(move |layer| Awaited { layer: layer.blob_to_fetch(), flight: &layer.flight, repository })
 }

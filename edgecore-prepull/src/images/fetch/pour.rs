@@ -87,9 +87,13 @@ impl Download<'_> {
                 }
             }
             self.count_arrived(arrived, is_of_peer);
-            self.buckets.take(arrived, filling.is_hurried()).await;
-            if let Some(seeker) = seeker.filter(|_| !is_of_peer) {
-                seeker.take_bytes(arrived, self.shared.as_ref().and_then(|shared| shared.site)).await;
+            let is_hurried = filling.is_hurried();
+            self.buckets.take(arrived, is_hurried).await;
+            match (seeker, self.buckets.site) {
+                _ if is_of_peer || is_hurried => {}
+                (Some(seeker), site) => seeker.take_bytes(arrived, site).await,
+                (None, Some(site)) => site.take(arrived).await,
+                (None, None) => {}
             }
         }
         end.map(drop).map_err(Broken::Registry)

@@ -9,7 +9,6 @@ use tokio::time::Instant;
 
 use crate::cloud::identity::Identity;
 use crate::images::puller::PullTerms;
-use crate::images::rate::Bucket;
 use crate::images::site::Hub;
 
 /// How this node gets blobs from its neighbours.
@@ -26,8 +25,6 @@ pub(super) struct ImageSharing<'a> {
     /// The task that names the image.
     pub(super) task: &'a TaskId,
     pub(super) site_limited: bool,
-    /// The site's limit as a whole, for what is fetched without a word from the cloud.
-    pub(super) site: Option<&'a Bucket>,
     pub(super) deadline: Option<Instant>,
     pub(super) from_peers: AtomicU64,
     pub(super) why_not: OnceLock<String>,
@@ -36,9 +33,9 @@ pub(super) struct ImageSharing<'a> {
 impl<'a> ImageSharing<'a> {
     /// `None` where the task doesn't share.
     pub(super) fn new(neighbourhood: &'a Neighbourhood, terms: &PullTerms<'a>) -> Option<Self> {
-        let PullTerms { shared_for, site_limited, site, deadline, .. } = *terms;
+        let PullTerms { shared_for, site_limited, deadline, .. } = *terms;
         let (task, from_peers, why_not) = (shared_for?, AtomicU64::new(0), OnceLock::new());
-        Some(Self { neighbourhood, task, site_limited, site, deadline, from_peers, why_not })
+        Some(Self { neighbourhood, task, site_limited, deadline, from_peers, why_not })
     }
 
     /// Bytes that neighbours have delivered.

@@ -55,9 +55,9 @@ impl<P: Puller> Fetching<P> {
         progress: ProgressSink<'_>,
     ) -> Result<Pulled, PullError> {
         let terms = &request.terms;
-        let buckets = PullBuckets { node: &self.fetcher.bucket, own: terms.bucket };
+        let buckets = PullBuckets::new(&self.fetcher.bucket, terms);
         let needs_agent = self.fetcher.settings.mode != FetchMode::Auto
-            || buckets.limit().is_some()
+            || buckets.are_limited()
             || terms.verification.is_some()
             || terms.shared_for.is_some();
         if needs_agent || self.fetcher.unreachable.is_known(registry) {

@@ -61,6 +61,8 @@ impl<'a> SignatureSearch<'a> {
     }
 
     async fn find_at(&mut self, place: ReferrerPlace<'_>) -> Option<String> {
+        // Those of a mirror that's away don't count for the next endpoint.
+        self.failures = 0;
         let tag = format!("{}.sig", self.image.digest.replace(':', "-"));
         match place.resolve_tag(&tag).await {
             Ok(Some(found)) => {
@@ -71,7 +73,7 @@ impl<'a> SignatureSearch<'a> {
             }
             Ok(None) => {}
             Err(error) => {
-                let is_away = error.kind == ErrorKind::Unreachable;
+                let is_away = matches!(error.kind, ErrorKind::NoConnection | ErrorKind::Unreachable);
                 self.note_failure(error);
                 if is_away {
                     return None;

@@ -109,7 +109,7 @@ async fn plan_removal<P: Puller>(
     removal: &Removal,
 ) -> Result<RemovalRecord, PullError> {
     let held = images.puller.held_images().await?;
-    let wanted = images.wanted.references_but(&execution.task.id);
+    let wanted = images.wanted.names_but(&execution.task.id);
     let mut record = choose_images(
         removal,
         NodeHoldings { held: &held, wanted: &wanted, now: time_by_both(&images.clock) },
@@ -137,7 +137,7 @@ async fn remove_one<P: Puller>(
     if guards.is_none() {
         return Ok(kept_image(image, KeepCode::Wanted, String::new()));
     }
-    let wanted = images.wanted.references_but(&execution.task.id);
+    let wanted = images.wanted.names_but(&execution.task.id);
     let mut stays = None;
     let agrees = |held: &[HeldImage]| {
         let now = time_by_both(&images.clock);

@@ -193,10 +193,11 @@ impl<P: Puller> ImagePulls<P> {
     /// # Errors
     /// The disk refuses the flush, or has refused that of its pull. The kernel reports that once, so we remember it.
     async fn report_present(&self, reference: &str, present: Present) -> Result<ImageResult, PullError> {
-        if self.puller.has_unflushed() {
-            self.puller.flush().await?;
+        let flushed = if self.puller.has_unflushed() { self.puller.flush().await } else { Ok(()) };
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = flushed {
+            refused.insert(reference.to_owned(), error);
         }
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         refused.get(reference).cloned().map_or_else(|| Ok(already_present(present)), Err)
     }
 

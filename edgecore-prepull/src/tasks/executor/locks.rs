@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use prepull_api::image::listed_name;
 use prepull_api::wire::PullKey;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
@@ -18,19 +19,19 @@ pub(super) struct RecentPull {
 /// Exclusive right to pull a reference, until it's dropped. Holds the last completed pull.
 pub(super) type ReferenceGuard = OwnedMutexGuard<Option<RecentPull>>;
 
-/// Locks of the references that are being pulled or waited for.
+/// Locks of the references that are being pulled or waited for, by the names that the runtime lists: a removal knows no others.
 #[derive(Debug, Default)]
 pub(super) struct ReferenceLocks(ByKey<Mutex<Option<RecentPull>>>);
 
 impl ReferenceLocks {
     /// Waits until no other pull of the reference is running.
     pub(super) async fn lock(&self, reference: &str) -> ReferenceGuard {
-        self.0.shared_value(reference).lock_owned().await
+        self.0.shared_value(&listed_name(reference)).lock_owned().await
     }
 
     /// Returns `None` if a pull of the reference is running.
     pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
-        self.0.shared_value(reference).try_lock_owned().ok()
+        self.0.shared_value(&listed_name(reference)).try_lock_owned().ok()
     }
 }
 

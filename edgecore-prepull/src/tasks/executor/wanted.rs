@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use prepull_api::image::listed_name;
 use prepull_api::task::{Task, TaskId};
 
 /// The images of the open tasks of the node, running or not.
@@ -36,10 +37,11 @@ impl WantedImages {
         others.any(|(_, references)| references.iter().any(|other| other == reference))
     }
 
-    /// The images of all open tasks but this one.
-    pub(super) fn references_but(&self, task: &TaskId) -> Vec<String> {
+    /// The images of all open tasks but this one, as the runtime lists them.
+    pub(super) fn names_but(&self, task: &TaskId) -> Vec<String> {
         let tasks = self.lock();
-        tasks.iter().filter(|(id, _)| *id != task).flat_map(|(_, references)| references).cloned().collect()
+        let others = tasks.iter().filter(|(id, _)| *id != task).flat_map(|(_, references)| references);
+        others.map(|reference| listed_name(reference).into_owned()).collect()
     }
 
     /// The images of all open tasks.

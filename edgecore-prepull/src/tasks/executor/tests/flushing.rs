@@ -103,10 +103,11 @@ async fn a_refused_flush_fails_a_present_image() {
     fake.state.lock().unwrap().present = vec!["a".to_owned()];
     fake.state.lock().unwrap().unflushed = 1;
     fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::NoSpace, "full")];
-    let looks = || execution(vec![image("a", PullPolicy::IfNotPresent, 0)]);
-    let end = run(&fake, looks()).await;
+    let (executor, looks) = (executor(&fake), || execution(vec![image("a", PullPolicy::IfNotPresent, 1)]));
+    let end = run_on(&executor, looks()).await;
     assert_eq!((outcomes(&end), end.images[0].code), (vec![Failed], Some(Is::NoSpace)));
-    assert_eq!(outcomes(&run(&fake, looks()).await), [Already]);
+    assert_eq!(outcomes(&run_on(&executor, looks()).await), [Failed], "the kernel reports it once");
+    assert_eq!(outcomes(&run(&fake, looks()).await), [Already], "after a restart");
 }
 
 #[tokio::test(start_paused = true)]
