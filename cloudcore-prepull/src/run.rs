@@ -12,7 +12,6 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -226,7 +225,6 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     // As after a failover: what runs is found again by what the API server and the edges say.
-    let is_set = AtomicBool::new(false);
     let outcome = loop {
         let part = shutdown.child_token();
         let kruise = KruiseGate::open(&args, &client, &health.readiness, &part).await;
@@ -241,21 +239,16 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
                     &kruise,
                     part.clone(),
                 );
+                let looking = preflight.stop_on_older_definitions(part);
                 let looking = async {
-                    tokio::select! {
-                        () = preflight.stop_on_older_definitions(part.clone()) => {}
-                        () = clock::wait_until_set() => {
-                            is_set.store(true, Ordering::Relaxed);
-                            part.cancel();
-                        }
-                    }
+                    looking.await;
                     std::future::pending().await
                 };
                 tokio::select! { outcome = work => outcome, never = looking => never }
             }
             None => Ok(()),
         };
-        let goes_on = kruise.has_opened() || preflight.has_stopped() || is_set.swap(false, Ordering::Relaxed);
+        let goes_on = kruise.has_opened() || preflight.has_stopped();
         if outcome.is_err() || shutdown.is_cancelled() || !goes_on {
             break outcome;
         }
@@ -332,6 +325,7 @@ async fn run_as_leader(
         vital: Vital::default(),
     };
 
+    tokio::spawn(shutdown.clone().run_until_cancelled_owned(clock::warn_when_set()));
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(core.secrets.clone().drop_expired_forever()));
     let consents = watch_for_consents(core.secrets.clone(), inputs.clone());
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(consents));

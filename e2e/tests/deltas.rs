@@ -179,11 +179,11 @@ async fn deltas_keep_to_their_room() -> Result<()> {
     let [first, second] = [Image::version("silent", 0, 1)?, Image::version("silent", 1, 1)?];
     hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;
     let reference = seed(&hand.registry, &second, "v2")?;
-    // More than three times the layer of 12 MiB, which is what the agent counts with.
-    let zeros = diff_of(&[(0, &vec![0; 48 << 20])])?;
+    // More than six times the layer of 12 MiB, which is what the agent counts with.
+    let zeros = diff_of(&[(0, &vec![0; 96 << 20])])?;
     hand.registry.seed_delta(REPOSITORY, &Delta::lying(&first, &second, &zeros)?.without_sizes()?)?;
     let said = hand.pulls(&[&reference]).await?;
-    ensure!(said.contains("the diff makes more than the 37"), "{said}");
+    ensure!(said.contains("the diff makes more than the 75"), "{said}");
     hand.containerd.check_unpacked(&second).await?;
     Ok(())
 }

@@ -4,8 +4,8 @@
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use prepull_api::task::PulledBy;
 use prepull_api::crd::download::DownloadSpec;
+use prepull_api::task::PulledBy;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::ProxiedRequest;
 use prepull_e2e::registry;

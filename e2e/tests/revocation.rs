@@ -327,6 +327,11 @@ async fn a_box_returns_after_months() -> Result<()> {
     node.restart_agent()?;
     node.is_connected().await?;
     node.set_clock_off_by(0)?;
+    // A replica whose clock was ahead has issued one.
+    node.kill9_agent()?;
+    authority.postdate(node.state_dir(), "edge-1", 45 * DAY)?;
+    node.restart_agent()?;
+    node.is_connected().await?;
 
     node.kill9_agent()?;
     authority.expire(node.state_dir(), "edge-1", 91 * DAY)?;

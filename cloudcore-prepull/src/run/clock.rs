@@ -1,5 +1,6 @@
 //! The time of the engine.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -28,22 +29,30 @@ impl Clock {
     }
 }
 
-/// Waits until the machine's clock was set, or the machine has slept: a monotonic clock stands still then. The edges follow the
-/// machine's clock, by the Welcome of their sessions, and the engine has to begin again with the same one.
-pub(super) async fn wait_until_set() {
+/// Warns when the machine's clock was set, or when it has slept: a monotonic clock stands still then. The edges follow the
+/// machine's clock, by the Welcome of their sessions, and count their windows by it. The engine doesn't: what runs has its times
+/// by the engine's own clock, and a jump would end it.
+pub(super) async fn warn_when_set() -> Infallible {
     let clock = Clock::start();
-    wait_until_off(|| Timestamp::now().duration_since(clock.now())).await;
+    let off = || Timestamp::now().duration_since(clock.now());
+    let mut known = SignedDuration::ZERO;
+    loop {
+        known = wait_until_off(off, known).await;
+        warn!(
+            seconds = known.as_secs(),
+            "the machine's clock was set, or it has slept: jobs go on by the clock of before. Restart cloudcore-prepull when none runs, so that windows are right"
+        );
+    }
 }
 
-/// `off`: by how much the machine's clock is ahead.
-async fn wait_until_off(off: impl Fn() -> SignedDuration) {
+/// Waits until the machine's clock is ahead by another time than `known`, and returns that.
+async fn wait_until_off(off: impl Fn() -> SignedDuration, known: SignedDuration) -> SignedDuration {
     let mut looks = 0;
     while looks < LOOKS {
         tokio::time::sleep(PERIOD).await;
-        looks = if off().abs() > TOLERANCE { looks + 1 } else { 0 };
+        looks = if (off() - known).abs() > TOLERANCE { looks + 1 } else { 0 };
     }
-    let off = off();
-    warn!(?off, "the machine's clock was set, or it has slept: the work begins again with the time of now");
+    off()
 }
 
 #[cfg(test)]
@@ -57,7 +66,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_set_clock_ends_the_wait() {
         let off = Cell::new(SignedDuration::ZERO);
-        let mut waiting = Box::pin(wait_until_off(|| off.get()));
+        let mut waiting = Box::pin(wait_until_off(|| off.get(), SignedDuration::ZERO));
         let mut ends_within = async |seconds| {
             let wait = timeout(Duration::from_secs(seconds), &mut waiting);
             wait.await.is_ok()

@@ -92,8 +92,17 @@ impl CloudAuthority {
 
     /// Replaces the certificate of a joined node by one for the same key that expired this long ago.
     pub fn expire(&self, state: &Path, node: &str, ago: Duration) -> Result<()> {
+        self.replace(state, node, SystemTime::now() - ago)
+    }
+
+    /// Replaces it by one that isn't valid before so long.
+    pub fn postdate(&self, state: &Path, node: &str, ahead: Duration) -> Result<()> {
+        self.replace(state, node, SystemTime::now() + ahead + 30 * DAY)
+    }
+
+    fn replace(&self, state: &Path, node: &str, end: SystemTime) -> Result<()> {
         let key = KeyPair::from_pem(&std::fs::read_to_string(state.join("pki/client.key"))?)?;
-        let end = (SystemTime::now() - ago).duration_since(UNIX_EPOCH)?;
+        let end = end.duration_since(UNIX_EPOCH)?;
         let epoch = rcgen::date_time_ymd(1970, 1, 1);
         let mut params = CertificateParams::default();
         (params.not_before, params.not_after) = (epoch + end - 30 * DAY, epoch + end);

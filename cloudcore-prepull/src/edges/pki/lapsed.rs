@@ -9,7 +9,8 @@ use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, 
 use rustls_pki_types::{CertificateDer, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Verifies as another verifier does, but takes an expired certificate for what it was in the last second of its life.
+/// Verifies as another verifier does, but takes an expired certificate for what it was in the last second of its life, and one
+/// from the future for what it is in the first: a replica with a wrong clock has issued it.
 /// Everything else must be right: issuer, usage, and that the peer holds its key.
 #[derive(Debug)]
 pub(super) struct AcceptsExpired(pub(super) Arc<dyn ClientCertVerifier>);
@@ -22,15 +23,16 @@ impl ClientCertVerifier for AcceptsExpired {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.0.verify_client_cert(end_entity, intermediates, now);
-        let expired = CertificateError::Expired;
-        match &verified {
-            Err(Error::InvalidCertificate(CertificateError::ExpiredContext { .. })) => {}
-            Err(Error::InvalidCertificate(error)) if *error == expired => {}
-            _ => return verified,
-        }
-        match last_second(end_entity) {
+        let Err(Error::InvalidCertificate(problem)) = &verified else { return verified };
+        let Some((first, last)) = validity(end_entity) else { return verified };
+        match problem {
             // Verify as of that second: an issuer that had expired by then is still refused.
-            Some(last) if last < now => self.0.verify_client_cert(end_entity, intermediates, last),
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } if last < now => {
+                self.0.verify_client_cert(end_entity, intermediates, last)
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } if first > now => {
+                self.0.verify_client_cert(end_entity, intermediates, first)
+            }
             _ => verified,
         }
     }
@@ -70,8 +72,11 @@ impl ClientCertVerifier for AcceptsExpired {
     }
 }
 
-fn last_second(certificate: &CertificateDer<'_>) -> Option<UnixTime> {
+/// The first and the last second in which a certificate is valid.
+fn validity(certificate: &CertificateDer<'_>) -> Option<(UnixTime, UnixTime)> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
-    Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
+    let time =
+        |seconds: i64| Some(UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(seconds).ok()?)));
+    let validity = certificate.validity();
+    Some((time(validity.not_before.timestamp())?, time(validity.not_after.timestamp())?))
 }

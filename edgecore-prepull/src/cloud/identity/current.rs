@@ -30,8 +30,8 @@ pub struct Identity {
     /// Time at which to renew a certificate that isn't old yet, because another CA signs now.
     pub(super) renew_at: Arc<watch::Sender<Option<SystemTime>>>,
     pub(super) clock: Arc<CloudClock>,
-    /// The cloud has refused the certificate as expired.
-    pub(super) is_refused: Arc<watch::Sender<bool>>,
+    /// The end of the certificate that the cloud has refused as expired.
+    pub(super) refused: Arc<watch::Sender<Option<SystemTime>>>,
 }
 
 /// One certificate, ready for use.
@@ -66,9 +66,8 @@ impl Identity {
         let clock = Arc::default();
         let current = load_current(&dir, &clock)?;
         let current = Arc::new(watch::Sender::new(Arc::new(current)));
-        let (renew_at, is_refused) =
-            (Arc::new(watch::Sender::new(None)), Arc::new(watch::Sender::new(false)));
-        Ok(Self { dir, current, renew_at, clock, is_refused })
+        let (renew_at, refused) = (Arc::new(watch::Sender::new(None)), Arc::new(watch::Sender::new(None)));
+        Ok(Self { dir, current, renew_at, clock, refused })
     }
 
     /// The cloud's time, updated by each session.
@@ -88,12 +87,14 @@ impl Identity {
 
     /// Whether the certificate has expired, by the cloud's time, or by this machine's before the first session.
     pub fn has_expired(&self) -> bool {
-        *self.is_refused.borrow() || self.not_after() <= self.now()
+        let until = self.not_after();
+        *self.refused.borrow() == Some(until) || until <= self.now()
     }
 
-    /// The cloud refuses the certificate as expired: its clock counts, and that of a box without a battery may be years behind.
-    pub(crate) fn note_refused_as_expired(&self) {
-        self.is_refused.send_replace(true);
+    /// Notes whether the cloud refuses the certificate with this end as expired: its clock counts, and that of a box without a
+    /// battery may be years behind.
+    pub(crate) fn note_refused(&self, refused: Option<SystemTime>) {
+        self.refused.send_if_modified(|before| std::mem::replace(before, refused) != refused);
     }
 
     /// The time by which certificates count.
@@ -112,9 +113,6 @@ impl Identity {
         let loaded = load_current(&self.dir, &self.clock)?;
         Ok(self.current.send_if_modified(|current| {
             let is_new = current.certificate != loaded.certificate;
-            if is_new {
-                self.is_refused.send_replace(false);
-            }
             *current = Arc::new(loaded);
             is_new
         }))

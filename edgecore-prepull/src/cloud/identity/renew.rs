@@ -150,7 +150,7 @@ impl Identity {
 
     async fn sleep_until_due(&self) {
         let chance = random_fraction();
-        let (mut renew_at, mut is_refused) = (self.renew_at.subscribe(), self.is_refused.subscribe());
+        let (mut renew_at, mut refused) = (self.renew_at.subscribe(), self.refused.subscribe());
         loop {
             let early = *renew_at.borrow_and_update();
             let due = {
@@ -168,7 +168,7 @@ impl Identity {
             tokio::select! {
                 () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {}
                 Ok(()) = renew_at.changed() => {}
-                Ok(()) = is_refused.changed() => {}
+                Ok(()) = refused.changed() => {}
             }
         }
     }

@@ -98,6 +98,8 @@ pub struct Dial {
     peer_address: PeerAddress,
     /// The local address of the session.
     local: Option<SocketAddr>,
+    /// The end of the certificate that the last attempt has shown.
+    dialled: SystemTime,
 }
 
 /// Where the neighbours of the site reach this node.
@@ -146,7 +148,8 @@ impl Dial {
     ) -> Self {
         let (metrics, peer_address, local) = (None, PeerAddress::None, None);
         let identity = trust.watch();
-        Self { settings, identity, trust, events, shutdown, metrics, peer_address, local }
+        let dialled = trust.not_after();
+        Self { settings, identity, trust, events, shutdown, metrics, peer_address, local, dialled }
     }
 
     /// Keeps the address of the session in the metrics, and sends this node's address for its neighbours in `Hello`.
@@ -173,7 +176,7 @@ impl Dial {
             let endpoint = &endpoints[route.index()];
             let DialOutcome { end, lasted } = self.dial_once(endpoint, &mut outgoing).await;
             if end.says_expired() {
-                self.trust.note_refused_as_expired();
+                self.trust.note_refused(Some(self.dialled));
             }
             let Some(ended) = end.for_route(lasted.is_some()) else { break };
             let wait = route.advance(ended, lasted, random_fraction());
@@ -224,6 +227,7 @@ impl Dial {
                     session = welcome.session,
                     "connected to the cloud"
                 );
+                self.trust.note_refused(None);
                 self.measure_session(Some(endpoint));
                 drop_meanwhile(self.send_event(TunnelEvent::Connected(welcome)), outgoing).await;
                 let end =
@@ -274,7 +278,11 @@ impl Dial {
         let unreachable = |error: std::io::Error| TunnelEnd::Unreachable(error.into());
         let stream = endpoint.connect(self.settings.connect_deadline).await.map_err(unreachable)?;
         self.local = stream.local_addr().ok();
-        let tls = self.identity.borrow_and_update().tls.clone();
+        let (tls, until) = {
+            let current = self.identity.borrow_and_update();
+            (current.tls.clone(), current.not_after)
+        };
+        self.dialled = until;
         let name = endpoint.server_name().map_err(unreachable)?;
         let handshake = async {
             let stream = TlsConnector::from(tls).connect(name, stream).await.map_err(unreachable)?;

@@ -51,9 +51,10 @@ pub(super) struct Delta {
 }
 
 impl Delta {
-    /// Size of the rebuilt tar. Where the publisher doesn't announce it, we guess.
+    /// Size of the rebuilt tar. Where the publisher doesn't announce it, we guess, and allow no more: twice of what we guess
+    /// elsewhere, since a tar that's larger costs the delta and the layer.
     pub(super) fn tar_or_guess(&self, layer: &Descriptor) -> u64 {
-        self.tar.unwrap_or_else(|| layer.guess_unpacked())
+        self.tar.unwrap_or_else(|| layer.guess_unpacked().saturating_mul(2))
     }
 }
 

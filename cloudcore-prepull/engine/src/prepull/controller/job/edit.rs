@@ -176,7 +176,8 @@ impl PrepullJob {
         if self.course.is_cancelled() && !asked.cancel {
             return Some(CANCEL_UNDONE);
         }
-        (asked.cancel && self.raised_request(asked) != RoundRequest::Nothing).then_some(CANCELLED)
+        let asks = self.raised_request(asked) != RoundRequest::Nothing || self.asks_for_later(asked);
+        (asked.cancel && asks).then_some(CANCELLED)
     }
 
     fn take_edit(
