@@ -124,6 +124,8 @@ quietly dpkg --remove edgecore-prepull
 is "$deb, removed" ActiveState inactive
 [[ ! -e $root/usr/bin/edgecore-prepull ]] || die "$deb: a removal leaves the program"
 [[ -f $root/$state/pki/client.key && -f $root/$settings ]] || die "$deb: a removal takes more than a removal may"
+# As `edgecore-prepull install` writes them.
+touch "$root/${settings%/*}/proxy.env" "$root/${settings%/*}/upgrade.pub"
 quietly dpkg --purge edgecore-prepull
 files | diff "$scratch/before" - || die "$deb: a purge leaves these"
 

@@ -203,6 +203,13 @@ pub(crate) async fn run_through(args: JoinArgs, proxies: &Proxies) -> Result<Joi
         // admit a node twice.
         && (!identity.has_expired() || identity.renew(enroll_urls.clone()).await.is_ok())
     {
+        // The address of cloudcore may have changed since.
+        if !enroll_urls.is_empty() && !tunnel_urls.is_empty() {
+            enroll_urls.endpoints_to_dial(ENROLL_SCHEME, proxies)?;
+            tunnel_urls.parse_endpoints(TUNNEL_SCHEME)?;
+            let connection = Connection { tunnel_urls, enroll_urls, node_name: node.clone() };
+            StateDir::new(&state_dir).follow_urls(&connection)?;
+        }
         return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }
     let token = token.read()?.ok_or(JoinError::NoToken)?;
@@ -348,6 +355,10 @@ mod tests {
         );
         store_identity(dir.path(), "edge-1", 2999);
         assert_eq!(run(args(dir.path(), "edge-1")).await.unwrap().node, "edge-1".into());
+        let moved = JoinArgs { server: vec!["new.example".to_owned()], ..args(dir.path(), "edge-1") };
+        run(moved).await.unwrap();
+        let known = Connection::load(dir.path()).unwrap();
+        assert_eq!(known.enroll_urls, "https://new.example:10002".into(), "cloudcore has another name");
         let asked = JoinArgs { unless_joined: false, ..args(dir.path(), "edge-1") };
         assert!(matches!(run(asked).await, Err(JoinError::Token(_))), "it was asked to join again");
         assert!(run(args(dir.path(), "edge-2")).await.is_err(), "another node has joined");

@@ -10,7 +10,7 @@ pub(crate) mod elsewhere;
 pub(crate) mod machine;
 pub(crate) mod places;
 pub(crate) mod plan;
-mod proxies;
+pub(crate) mod proxies;
 mod settings;
 pub(crate) mod systemd;
 

@@ -13,6 +13,7 @@ use crate::commands::install::args::UninstallArgs;
 use crate::commands::install::elsewhere::explain_stop;
 use crate::commands::install::places::{InstallPlaces, UNIT};
 use crate::commands::install::plan::{Init, InstallRefusal};
+use crate::commands::install::proxies::is_ours;
 use crate::commands::install::systemd::{self, UnitState};
 use crate::commands::install::{machine, print_line};
 use crate::config::AgentSettings;
@@ -26,6 +27,8 @@ enum UninstallStep {
     /// Stop the unit, and disable it.
     Disable,
     File(PathBuf),
+    /// The file of the proxies, if `install` has written it.
+    Proxies(PathBuf),
     /// A directory with its content.
     Tree(PathBuf),
     /// A directory, if it's empty.
@@ -62,7 +65,8 @@ fn plan_uninstall(
     if purge {
         steps.extend([UninstallStep::Tree(drop_ins), UninstallStep::Tree(etc)]);
     } else {
-        steps.extend([settings, proxies, upgrade_key].map(UninstallStep::File));
+        steps.extend([settings, upgrade_key].map(UninstallStep::File));
+        steps.push(UninstallStep::Proxies(proxies));
         steps.push(UninstallStep::EmptyDir(etc));
     }
     steps.extend([
@@ -80,7 +84,7 @@ impl UninstallStep {
     fn describe(&self) -> String {
         match self {
             Self::Disable => format!("systemctl disable --now {UNIT}"),
-            Self::File(path) => format!("remove {}", path.display()),
+            Self::File(path) | Self::Proxies(path) => format!("remove {}", path.display()),
             Self::Tree(path) => format!("remove {} and all that is in it", path.display()),
             Self::EmptyDir(path) => format!("remove {} if nothing else is in it", path.display()),
             Self::Reload => "systemctl daemon-reload".to_owned(),
@@ -91,6 +95,7 @@ impl UninstallStep {
     fn is_due(&self) -> bool {
         match self {
             Self::Disable | Self::Reload => true,
+            Self::Proxies(path) => fs::read_to_string(path).is_ok_and(|text| is_ours(&text)),
             // This includes a dangling symbolic link.
             Self::File(path) | Self::Tree(path) | Self::EmptyDir(path) => path.symlink_metadata().is_ok(),
         }
@@ -99,7 +104,7 @@ impl UninstallStep {
     async fn carry_out(&self) -> anyhow::Result<()> {
         match self {
             Self::Disable => systemd::systemctl(&["--quiet", "disable", "--now", UNIT]).await?,
-            Self::File(path) => report_removal(path, fs::remove_file(path))?,
+            Self::File(path) | Self::Proxies(path) => report_removal(path, fs::remove_file(path))?,
             Self::Tree(path) => report_removal(path, fs::remove_dir_all(path))?,
             Self::EmptyDir(path) => match fs::remove_dir(path) {
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
@@ -286,10 +291,11 @@ mod tests {
 
     #[tokio::test]
     async fn uninstall_spares_foreign_files_unless_purged() {
-        for (purge, left) in [(false, &["mine.conf", "mine.yaml"][..]), (true, &[])] {
+        for (purge, left) in [(false, &["mine.conf", "mine.yaml", "proxy.env"][..]), (true, &[])] {
             let dir = tempfile::tempdir().unwrap();
             let places = installed(dir.path());
-            for step in plan_uninstall(&places, false, &UnitState::default(), purge) {
+            let steps = plan_uninstall(&places, false, &UnitState::default(), purge);
+            for step in steps.iter().filter(|step| step.is_due()) {
                 step.carry_out().await.unwrap();
             }
             assert_eq!(files_below(dir.path()), left, "purge: {purge}");

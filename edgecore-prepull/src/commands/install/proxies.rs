@@ -29,12 +29,17 @@ fn parse_proxies(environment: &[u8]) -> Vec<(String, String)> {
     set.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
+/// Whether `install` has written the file.
+pub(crate) fn is_ours(text: &str) -> bool {
+    text.starts_with(HEADER)
+}
+
 /// The new text of the file, if it changes.
 pub(super) fn plan_file(before: Option<&str>, proxies: Option<&[(String, String)]>) -> Option<String> {
     let proxies = proxies?;
     match before {
         None if proxies.is_empty() => return None,
-        Some(before) if !before.starts_with(HEADER) => return None,
+        Some(before) if !is_ours(before) => return None,
         _ => {}
     }
     let mut text = HEADER.to_owned();
