@@ -208,7 +208,10 @@ pub(crate) async fn run_through(args: JoinArgs, proxies: &Proxies) -> Result<Joi
             enroll_urls.endpoints_to_dial(ENROLL_SCHEME, proxies)?;
             tunnel_urls.parse_endpoints(TUNNEL_SCHEME)?;
             let connection = Connection { tunnel_urls, enroll_urls, node_name: node.clone() };
-            StateDir::new(&state_dir).follow_urls(&connection)?;
+            // A full disk keeps no agent from starting with the address that it knows.
+            if let Err(error) = StateDir::new(&state_dir).follow_urls(&connection) {
+                tracing::warn!(%error, "the changed address of cloudcore is not stored");
+            }
         }
         return Ok(Joined { node, not_after: identity.not_after(), state_dir });
     }

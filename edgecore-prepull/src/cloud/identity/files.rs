@@ -262,10 +262,10 @@ impl StateDir {
         write(&path, &json, 0o644)
     }
 
-    /// Stores other URLs if they differ. On a read-only file system they stay.
+    /// Stores other URLs if they differ.
     pub(crate) fn follow_urls(&self, connection: &Connection) -> Result<(), IdentityError> {
         let is_known = Connection::load(&self.0).is_ok_and(|known| known == *connection);
-        if is_known { Ok(()) } else { or_read_only(self.replace_urls(connection)) }
+        if is_known { Ok(()) } else { self.replace_urls(connection) }
     }
 
     /// Stores the CA and the URLs. Must come before the certificate, whose presence marks this node as joined.

@@ -77,8 +77,14 @@ impl Download<'_> {
         };
         let manifest = image.documents.last().map_or(&image.target.digest, |document| &document.blob.digest);
         let others = async {
-            // The pulls that wait for us wait no longer than if they downloaded by themselves.
-            if self.buckets.are_limited() {
+            // The pulls that wait for us wait no longer than if they downloaded by themselves. What neighbours wait for goes on:
+            // they couldn't read the runtime's.
+            let is_slow = if self.shared.is_some() {
+                self.buckets.limit().is_some()
+            } else {
+                self.buckets.are_limited()
+            };
+            if is_slow {
                 yield_to_others(self.fetcher, manifest, &blobs, &self.letting_go).await
             } else {
                 std::future::pending().await

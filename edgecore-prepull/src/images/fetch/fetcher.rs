@@ -180,7 +180,8 @@ impl Fetcher {
             let there = if self.store.has_blob(digest).await { *size } else { begun };
             let tar = delta.tar_or_guess(&layer.descriptor);
             flight.set_tar(tar);
-            flight.ask_unpacked(std::future::ready(tar)).await;
+            let unpacked = delta.tar.unwrap_or_else(|| layer.descriptor.guess_unpacked());
+            flight.ask_unpacked(std::future::ready(unpacked)).await;
             layer.come_by(delta, flight, there);
         }
     }

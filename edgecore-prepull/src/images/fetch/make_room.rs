@@ -273,8 +273,10 @@ fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
     documents.chain(layers).chain([image.config.digest.clone()]).collect()
 }
 
-/// The layers of an image that its pull downloads or unpacks. One that has arrived may still be to unpack, as may a delta.
+/// The layers of an image that were missing when its pull began. One that had arrived doesn't say whether it's unpacked, where
+/// another blob with the same content was.
 fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
-    let awaited = layers.iter().filter(|layer| !layer.is_needless);
-    awaited.map(move |layer| Awaited { layer: layer.blob_to_fetch(), flight: &layer.flight, repository })
+    // A delta that has arrived is still to become a tar and files.
+    let missing = layers.iter().filter(|layer| layer.is_missing() || layer.delta.is_some());
+    missing.map(move |layer| Awaited { layer: layer.blob_to_fetch(), flight: &layer.flight, repository })
 }

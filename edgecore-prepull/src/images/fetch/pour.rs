@@ -87,10 +87,9 @@ impl Download<'_> {
                 }
             }
             self.count_arrived(arrived, is_of_peer);
-            let is_hurried = filling.is_hurried();
-            self.buckets.take(arrived, is_hurried).await;
+            self.buckets.take(arrived, filling.is_hurried()).await;
             match (seeker, self.buckets.site) {
-                _ if is_of_peer || is_hurried => {}
+                _ if is_of_peer => {}
                 (Some(seeker), site) => seeker.take_bytes(arrived, site).await,
                 (None, Some(site)) => site.take(arrived).await,
                 (None, None) => {}
