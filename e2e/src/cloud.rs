@@ -257,9 +257,10 @@ impl Cloud {
             command.env("POD_NAME", pod).args(["--advertise", "localhost"]);
         }
         if let Some(file) = &self.clock {
-            command.env("LD_PRELOAD", parts::libfaketime()?).env("FAKETIME_TIMESTAMP_FILE", file);
-            command.envs([("FAKETIME_NO_CACHE", "1"), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]);
-            command.env("NO_FAKE_STAT", "1");
+            command
+                .envs(parts::faketime()?)
+                .env("FAKETIME_TIMESTAMP_FILE", file)
+                .env("FAKETIME_NO_CACHE", "1");
         }
         if let Some((space, _)) = &self.space {
             command = space.wrap_command(&command);

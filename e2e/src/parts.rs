@@ -1,5 +1,6 @@
 //! Paths of programs, scripts, logs and caches.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -148,6 +149,15 @@ impl Programs {
             Self::Before(dir) => Ok(dir.join(name)),
         }
     }
+}
+
+/// The environment that gives a program another wall clock, without the variable that says which.
+pub(crate) fn faketime() -> Result<Vec<(&'static str, OsString)>> {
+    Ok(vec![
+        ("LD_PRELOAD", libfaketime()?.into()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+        ("NO_FAKE_STAT", "1".into()),
+    ])
 }
 
 /// Path of the library of Debian's package `libfaketime` that gives a multi-threaded program another clock.

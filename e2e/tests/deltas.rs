@@ -173,12 +173,18 @@ async fn a_useless_delta_costs_the_layer_once() -> Result<()> {
     Ok(())
 }
 
+/// A machine with the first version of an image, both versions, and the reference of the second.
+async fn next_version(name: &str) -> Result<(Hand, [Image; 2], String)> {
+    let hand = Hand::start().await?;
+    let versions = [Image::version(name, 0, 1)?, Image::version(name, 1, 1)?];
+    hand.pulls(&[&seed(&hand.registry, &versions[0], "v1")?]).await?;
+    let reference = seed(&hand.registry, &versions[1], "v2")?;
+    Ok((hand, versions, reference))
+}
+
 #[tokio::test]
 async fn deltas_keep_to_their_room() -> Result<()> {
-    let hand = Hand::start().await?;
-    let [first, second] = [Image::version("silent", 0, 1)?, Image::version("silent", 1, 1)?];
-    hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;
-    let reference = seed(&hand.registry, &second, "v2")?;
+    let (hand, [first, second], reference) = next_version("silent").await?;
     // More than six times the layer of 12 MiB, which is what the agent counts with.
     let zeros = diff_of(&[(0, &vec![0; 96 << 20])])?;
     hand.registry.seed_delta(REPOSITORY, &Delta::lying(&first, &second, &zeros)?.without_sizes()?)?;
@@ -190,10 +196,7 @@ async fn deltas_keep_to_their_room() -> Result<()> {
 
 #[tokio::test]
 async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
-    let hand = Hand::start().await?;
-    let [first, second] = [Image::version("lost", 0, 1)?, Image::version("lost", 1, 1)?];
-    hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;
-    let reference = seed(&hand.registry, &second, "v2")?;
+    let (hand, [first, second], reference) = next_version("lost").await?;
     let delta = Delta::between(&first, &second)?;
     hand.registry.seed_delta(REPOSITORY, &delta)?;
     for (part, status, code) in [
@@ -232,10 +235,7 @@ async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
 
 #[tokio::test]
 async fn a_delta_above_the_layer_stays_there() -> Result<()> {
-    let hand = Hand::start().await?;
-    let [first, second] = [Image::version("large", 0, 1)?, Image::version("large", 1, 1)?];
-    hand.pulls(&[&seed(&hand.registry, &first, "v1")?]).await?;
-    let reference = seed(&hand.registry, &second, "v2")?;
+    let (hand, [first, second], reference) = next_version("large").await?;
     let delta = Delta::lying(&first, &second, &vec![0; usize::try_from(13 * MIB)?])?;
     hand.registry.seed_delta(REPOSITORY, &delta)?;
     let said = hand.pulls(&[&reference]).await?;

@@ -299,7 +299,7 @@ async fn a_boxs_own_credential_shares_no_layer() -> Result<()> {
         let bytes = status.image(node, &boxes.reference).and_then(|image| image.bytes);
         assert_eq!(bytes.context("no bytes")?.from_peers, None, "{node}");
     }
-    // The limit of the site holds all the same.
+    // maxSiteRate applies to it as well.
     boxes.get("edge-1")?.node.remove_image(&boxes.reference).await?;
     let begun = Instant::now();
     let limited = boxes.cluster.job("limited").images([&boxes.reference]).on(["edge-1"]).spec(|spec| {

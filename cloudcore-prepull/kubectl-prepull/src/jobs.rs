@@ -151,6 +151,12 @@ pub(crate) fn of_job(job: &ImagePrePullJob) -> String {
     format!("{JOB_UID_LABEL}={}", job.metadata.uid.as_deref().unwrap_or_default())
 }
 
+/// What tells the runs of a job apart: the number of the run's first attempt, which its reports have as well. Others are of an
+/// earlier run, and their nodes don't count.
+pub(crate) fn run_of(job: &ImagePrePullJob) -> Option<u32> {
+    job.status.as_ref().and_then(|status| status.first_attempt)
+}
+
 /// Reads the reports of a job, one after another: never are all of them in memory.
 pub(crate) fn reports(
     cluster: &Cluster,
@@ -158,10 +164,10 @@ pub(crate) fn reports(
 ) -> impl Stream<Item = anyhow::Result<Vec<ImagePrePullReport>>> {
     let asked = ListParams::default().labels(&of_job(job)).limit(REPORTS_OF_A_PAGE);
     let name = job.metadata.name.clone().unwrap_or_default();
-    let first_attempt = job.status.as_ref().and_then(|status| status.first_attempt);
+    let run = run_of(job);
     pages(reports_api(cluster), asked).map(move |page| {
         let mut page = page.with_context(|| format!("the reports of job {name} cannot be read"))?;
-        page.retain(|report| report.body.first_attempt == first_attempt);
+        page.retain(|report| report.body.first_attempt == run);
         Ok(page)
     })
 }

@@ -252,12 +252,9 @@ impl<'a> NodeStart<'a> {
 
 /// The environment that sets a program's wall clock off.
 pub(super) fn clock_off_by(seconds: i64) -> Result<Vec<(&'static str, OsString)>> {
-    Ok(vec![
-        ("LD_PRELOAD", parts::libfaketime()?.into()),
-        ("FAKETIME", format!("{seconds:+}s").into()),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
-        ("NO_FAKE_STAT", "1".into()),
-    ])
+    let mut environment = parts::faketime()?;
+    environment.push(("FAKETIME", format!("{seconds:+}s").into()));
+    Ok(environment)
 }
 
 impl<'a> IntoFuture for NodeStart<'a> {

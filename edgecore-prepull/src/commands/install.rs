@@ -28,7 +28,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use crate::cloud::endpoint::{ENROLL_SCHEME, TUNNEL_SCHEME};
-use crate::cloud::identity::{Connection, StateDir, replace_file, temporary_of};
+use crate::cloud::identity::{StateDir, replace_file, temporary_of};
 use crate::cloud::join::{self, JoinArgs, resolve_urls};
 use crate::config::{AgentSettings, Effective, Listen};
 use crate::health;
@@ -261,9 +261,7 @@ impl Work {
         };
         let joined = joined.await.context(not_joined)?;
         // If the certificate was renewed, or was still valid, the addresses haven't changed.
-        if Connection::load(&self.places.state).ok().as_ref() != Some(connection) {
-            StateDir::new(&self.places.state).replace_urls(connection)?;
-        }
+        StateDir::new(&self.places.state).follow_urls(connection)?;
         Ok(joined.to_string())
     }
 

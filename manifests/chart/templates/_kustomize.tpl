@@ -52,10 +52,11 @@ Reads a folder, with the folders that its kustomization names. Arguments: folder
 {{- $text := .read.files.Get (printf "files/%s" .path) | required (printf "the chart lacks files/%s" .path) -}}
 {{- /* By way of marks, so that no name of theirs is taken for one of ours. */ -}}
 {{- $namespaces := .read.namespaces -}}
-{{- range $index, $ours := keys $namespaces | sortAlpha -}}
+{{- $names := keys $namespaces | sortAlpha -}}
+{{- range $index, $ours := $names -}}
   {{- $text = regexReplaceAll (printf `\b%s\b` $ours) $text (printf "@@%d@@" $index) -}}
 {{- end -}}
-{{- range $index, $ours := keys $namespaces | sortAlpha -}}
+{{- range $index, $ours := $names -}}
   {{- $text = replace (printf "@@%d@@" $index) (get $namespaces $ours) $text -}}
 {{- end -}}
 {{- $text -}}

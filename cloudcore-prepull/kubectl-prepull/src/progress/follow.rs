@@ -277,7 +277,7 @@ impl Followed {
 
     /// The sum of the current run: a new one replaces the reports of the last one by and by.
     fn tally(&self) -> Tally {
-        let run = self.job.status.as_ref().and_then(|status| status.first_attempt);
+        let run = jobs::run_of(&self.job);
         let current = self.tallies.values().filter(|(first_attempt, _)| *first_attempt == run);
         Tally::sum(current.map(|(_, tally)| tally))
     }

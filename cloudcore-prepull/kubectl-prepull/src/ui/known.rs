@@ -91,7 +91,7 @@ impl PageState {
         let known = self.jobs.get_mut(&job.name_any());
         if let Some(known) = known.filter(|known| known.job.metadata.uid == job.metadata.uid) {
             // Other reports count from here on.
-            self.changes += u64::from(run_of(&known.job) != run_of(&job));
+            self.changes += u64::from(jobs::run_of(&known.job) != jobs::run_of(&job));
             (known.job, known.is_dirty) = (job, true);
             return;
         }
@@ -267,14 +267,9 @@ fn reports_of<'a>(
     reports: &'a Reports,
     job: &ImagePrePullJob,
 ) -> impl Iterator<Item = &'a ReportRows> + use<'a> {
-    let run = run_of(job);
+    let run = jobs::run_of(job);
     let all = job.uid().and_then(|uid| reports.get(&uid));
     all.into_iter().flat_map(BTreeMap::values).filter(move |report| report.first_attempt == run)
-}
-
-/// What tells the runs of a job apart.
-fn run_of(job: &ImagePrePullJob) -> Option<u32> {
-    job.status.as_ref().and_then(|status| status.first_attempt)
 }
 
 /// Puts a row in place of the one before, if it is another one.

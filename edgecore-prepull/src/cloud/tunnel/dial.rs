@@ -278,14 +278,12 @@ impl Dial {
         let unreachable = |error: std::io::Error| TunnelEnd::Unreachable(error.into());
         let stream = endpoint.connect(self.settings.connect_deadline).await.map_err(unreachable)?;
         self.local = stream.local_addr().ok();
-        let (tls, until) = {
-            let current = self.identity.borrow_and_update();
-            (current.tls.clone(), current.not_after)
-        };
-        self.dialled = until;
+        let current = Arc::clone(&self.identity.borrow_and_update());
+        self.dialled = current.not_after;
         let name = endpoint.server_name().map_err(unreachable)?;
         let handshake = async {
-            let stream = TlsConnector::from(tls).connect(name, stream).await.map_err(unreachable)?;
+            let stream =
+                TlsConnector::from(current.tls.clone()).connect(name, stream).await.map_err(unreachable)?;
             let (socket, _) = client_async_with_config(
                 upgrade_request(endpoint)?,
                 CountingStream::new(stream, ByteCount::default()),

@@ -79,12 +79,8 @@ impl Download<'_> {
         let others = async {
             // The pulls that wait for us wait no longer than if they downloaded by themselves. What neighbours wait for goes on:
             // they couldn't read the runtime's.
-            let is_slow = if self.shared.is_some() {
-                self.buckets.limit().is_some()
-            } else {
-                self.buckets.are_limited()
-            };
-            if is_slow {
+            let is_alone = self.shared.is_none();
+            if self.buckets.limit().is_some() || (is_alone && self.buckets.are_limited()) {
                 yield_to_others(self.fetcher, manifest, &blobs, &self.letting_go).await
             } else {
                 std::future::pending().await

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use prepull_api::image::{Reference, listed_name};
 use prepull_api::task::KeepCode;
 
 use super::fetcher::Fetcher;
@@ -52,10 +51,8 @@ impl Survey {
             let top = store.holdings.blobs.get(&image.id).and_then(|config| config.snapshot.as_deref());
             top.is_some_and(|top| store.holdings.parents_of_active().contains(top))
         };
-        let is_sandbox = |store: &SurveyedStore| {
-            let sandbox = store.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
-            sandbox.is_some_and(|sandbox| image.is_called(&listed_name(&sandbox.normalized().to_string())))
-        };
+        let is_sandbox =
+            |store: &SurveyedStore| store.sandbox.as_deref().is_some_and(|name| image.is_called(name));
         let store = self.store.as_ref();
         if image.is_any_of(&self.listing.used) || store.is_some_and(is_container) {
             Some(KeepCode::InUse)

@@ -51,9 +51,14 @@ pub(super) struct Delta {
 }
 
 impl Delta {
-    /// Size of the rebuilt tar. Where the publisher doesn't announce it, we guess, and allow no more: twice of what we guess
-    /// elsewhere, since a tar that's larger costs the delta and the layer.
-    pub(super) fn tar_or_guess(&self, layer: &Descriptor) -> u64 {
+    /// Uncompressed size of the layer. Where the publisher doesn't announce it, we guess.
+    pub(super) fn unpacked_or_guess(&self, layer: &Descriptor) -> u64 {
+        self.tar.unwrap_or_else(|| layer.guess_unpacked())
+    }
+
+    /// Most bytes of the rebuilt tar. Without an announced size it's twice the guess, since a tar that's larger costs the delta
+    /// and the layer.
+    pub(super) fn most_tar(&self, layer: &Descriptor) -> u64 {
         self.tar.unwrap_or_else(|| layer.guess_unpacked().saturating_mul(2))
     }
 }
@@ -186,7 +191,7 @@ mod tests {
         assert_eq!(deltas.by_layer.keys().collect::<Vec<_>>(), [&digest(1)]);
         assert_eq!(deltas.cost(&missing), 2010);
         let delta = deltas.delta_of(&digest(1)).unwrap();
-        assert_eq!((delta.blob.digest.clone(), delta.tar_or_guess(missing[0].layer)), (digest(101), 5_000));
+        assert_eq!((delta.blob.digest.clone(), delta.most_tar(missing[0].layer)), (digest(101), 5_000));
         assert!(LayerDeltas::new(&manifest, "chain".to_owned(), &missing[1..], |_| true).is_none());
         assert!(
             LayerDeltas::new(&manifest, "chain".to_owned(), &missing, |delta| delta != digest(101)).is_none()
@@ -200,7 +205,7 @@ mod tests {
             media_type: "application/vnd.oci.image.layer.v1.tar+gzip".to_owned(),
             ..layer(1, 1000)
         };
-        assert!(foreign.tar_or_guess(&gzip) >= 2000, "{}", foreign.tar_or_guess(&gzip));
+        assert!(foreign.most_tar(&gzip) >= 2000, "{}", foreign.most_tar(&gzip));
     }
 
     #[test]

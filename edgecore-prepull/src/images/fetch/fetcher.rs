@@ -178,10 +178,8 @@ impl Fetcher {
             let flight = self.flights.shared_value(digest);
             let begun = begun.get(digest).map_or(0, |begun| *size.min(begun));
             let there = if self.store.has_blob(digest).await { *size } else { begun };
-            let tar = delta.tar_or_guess(&layer.descriptor);
-            flight.set_tar(tar);
-            let unpacked = delta.tar.unwrap_or_else(|| layer.descriptor.guess_unpacked());
-            flight.ask_unpacked(std::future::ready(unpacked)).await;
+            flight.set_tar(delta.most_tar(&layer.descriptor));
+            flight.ask_unpacked(std::future::ready(delta.unpacked_or_guess(&layer.descriptor))).await;
             layer.come_by(delta, flight, there);
         }
     }

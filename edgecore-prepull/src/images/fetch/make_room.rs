@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use prepull_api::image::{Reference, listed_name};
+use prepull_api::image::listed_name;
 use prepull_registry::Repository;
 use prepull_registry::manifest::MAX_MANIFEST;
 use tokio::time::sleep;
@@ -180,10 +180,8 @@ impl Fetcher {
         let holdings = self.holdings.read(&facts.snapshotter).await.map_err(refused)?;
         let now = SystemTime::now();
         self.uses.note_uses(&listing, now);
-        let sandbox = facts.sandbox.as_deref().and_then(|name| Reference::parse(name).ok());
-        let sandbox = sandbox.map(|reference| reference.normalized().to_string());
-        let needed = wanted.iter().chain(&sandbox);
-        let names = needed.map(|name| listed_name(name).into_owned()).collect();
+        let wanted = wanted.iter().map(|reference| listed_name(reference).into_owned());
+        let names = wanted.chain(facts.sandbox.clone()).collect();
         let unused = find_unused(&listing, &holdings, Needed { names: &names, pieces }, &self.uses, now);
         let mut sizes = unused.blobs;
         for name in unused.snapshots {

@@ -120,7 +120,7 @@ impl Download<'_> {
         };
         let (sender, mut pieces) = mpsc::channel(PIECES);
         // No more than there is room for.
-        let limits = ApplyLimits::of_layer(delta.tar_or_guess(layer), layer.size);
+        let limits = ApplyLimits::of_layer(delta.most_tar(layer), layer.size);
         let (root, digest) = (self.facts.directories.root.clone(), delta.blob.digest.clone());
         let directories = old.directories.clone();
         let applying = spawn_blocking(move || {

@@ -17,6 +17,7 @@ use containerd_client::services::v1::{Plugin, PluginsRequest};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{ImageFsInfoRequest, StatusRequest, VersionRequest};
+use prepull_api::image::{Reference, listed_name};
 use prepull_registry::HostsFiles;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
@@ -55,7 +56,7 @@ pub(super) struct RuntimeFacts {
     pub(super) flushes_layers: bool,
     /// Where containerd keeps images.
     pub(super) directories: ImageDirectories,
-    /// Image of the containers that hold the namespaces of pods. containerd reports it as pinned since 1.7.4, and since
+    /// Image of the containers that hold the namespaces of pods, by the name that containerd lists. containerd reports it as pinned since 1.7.4, and since
     /// 2.0 it no longer reports the name.
     pub(super) sandbox: Option<String>,
 }
@@ -64,7 +65,7 @@ pub(super) struct RuntimeFacts {
 pub(super) struct SurveyFacts {
     /// Name of the snapshotter. `None` for one that may fetch by itself.
     pub(super) snapshotter: Option<String>,
-    /// The image of the sandboxes of pods, if containerd reports it.
+    /// The image of the sandboxes of pods, by the name that containerd lists, if it reports it.
     pub(super) sandbox: Option<String>,
 }
 
@@ -126,7 +127,7 @@ impl Runtime {
         }
         let hosts = HostsFiles { dirs, ignores_server_alone: release.ignores_server_alone() };
         let flushes_layers = release.flushes_layers(&snapshotter);
-        let sandbox = config.sandbox_image;
+        let sandbox = sandbox_name(&config);
         Ok(RuntimeFacts { hosts, snapshotter, discards_layers, flushes_layers, directories, sandbox })
     }
 
@@ -168,7 +169,7 @@ impl Runtime {
     pub(super) async fn survey_facts(&self) -> Result<Option<SurveyFacts>, PullError> {
         let Some((_, config)) = known(self.read_config().await)? else { return Ok(None) };
         let snapshotter = known(self.find_snapshotter(&config).await)?.map(|snapshotter| snapshotter.name);
-        Ok(Some(SurveyFacts { snapshotter, sandbox: config.sandbox_image }))
+        Ok(Some(SurveyFacts { snapshotter, sandbox: sandbox_name(&config) }))
     }
 
     /// Whether the agent sees the files of containerd's ingests.
@@ -199,6 +200,11 @@ impl Runtime {
     ) -> Result<T, FetchStop> {
         Ok(ask(&self.endpoint, "", question).await?)
     }
+}
+
+fn sandbox_name(config: &CriConfig) -> Option<String> {
+    let sandbox = Reference::parse(config.sandbox_image.as_deref()?).ok()?;
+    Some(listed_name(&sandbox.normalized().to_string()).into_owned())
 }
 
 /// What was read, or `None` where the runtime doesn't have it.

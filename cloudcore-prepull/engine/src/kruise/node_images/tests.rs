@@ -391,7 +391,7 @@ pub(super) fn add_manual_tag(spec: &mut NodeImageSpec, image: &str, tag: &str) {
     spec.images.entry(image.to_owned()).or_default().tags.push(tag);
 }
 
-/// The same, of `a:1` and with a deadline of so many seconds.
+/// Adds `a:1` by hand, with a deadline in seconds.
 pub(super) fn add_tag_with_deadline(spec: &mut NodeImageSpec, seconds: i64) {
     add_manual_tag(spec, "a", "1");
     let limits = spec.images.get_mut("a").unwrap().tags[0].pull_policy.as_mut().unwrap();

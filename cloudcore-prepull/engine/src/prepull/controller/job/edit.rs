@@ -144,10 +144,14 @@ impl PrepullJob {
             asked.recheck = asked.recheck.min(accepted.recheck);
         }
         let refusal = if self.spec.may_have_begun_with(&asked) {
-            let valid = validated(asked.clone());
-            let is_for_later = self.asks_for_later(&asked);
-            (asked.retry, asked.recheck) = self.rounds_for_now(&asked);
-            match valid.and_then(|valid| if is_for_later { validated(asked.clone()) } else { Ok(valid) }) {
+            let valid = match validated(asked.clone()) {
+                Ok(_) if self.asks_for_later(&asked) => {
+                    (asked.retry, asked.recheck) = self.rounds_for_now(&asked);
+                    validated(asked.clone())
+                }
+                valid => valid,
+            };
+            match valid {
                 Ok((spec, job)) => return Ok(JobEdit { spec, job, refusal: after_cancel }),
                 Err(refusal) => refusal,
             }
