@@ -350,7 +350,7 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
     // A delta from an image that the node doesn't have.
     let (elsewhere, next) = (Image::version("elsewhere", 1, 1)?, Image::version("job", 5, 1)?);
     let v5 = seed(&registry, &next, "v5")?;
-    registry.seed_delta(REPOSITORY, &Delta::between(&elsewhere, &next)?)?;
+    registry.seed_delta(REPOSITORY, &Delta::lying(&elsewhere, &next, b"never read")?)?;
     let whole = job("fifth", &v5, "Auto").apply().await?;
     whole.completes().await?;
     let image = &whole.node_status("edge-1").await?.image_status[0];

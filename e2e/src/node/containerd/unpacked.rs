@@ -1,19 +1,21 @@
 //! Compares unpacked layers with the layers of the image.
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{
     PrepareSnapshotRequest, RemoveSnapshotRequest, ViewSnapshotRequest,
 };
+use flate2::read::GzDecoder;
 use serde_json::Value;
 use tonic::Request;
 
 use super::{Containerd, NAMESPACE};
 use crate::images::{Image, sha256};
-use crate::parts;
 
 /// A temporary snapshot for looking.
 const LOOK: &str = "prepull-e2e-look";
@@ -31,6 +33,46 @@ fn chains(image: &Image) -> Result<Vec<String>> {
         });
     }
     Ok(chains)
+}
+
+/// Compares a layer with the directory that it was unpacked into.
+fn compare(layer: &Path, unpacked: &Path) -> Result<()> {
+    let mut archive = tar::Archive::new(GzDecoder::new(BufReader::new(File::open(layer)?)));
+    let mut expected = BTreeSet::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let file = unpacked.join(entry.path()?).components().collect::<PathBuf>();
+        let same = match entry.link_name()? {
+            Some(target) => std::fs::read_link(&file).ok().as_deref() == Some(&target),
+            None if entry.header().entry_type().is_dir() => file.is_dir(),
+            None => same_bytes(&mut entry, &file)?,
+        };
+        ensure!(same, "{} differs", file.display());
+        expected.insert(file);
+    }
+    let mut directories = vec![unpacked.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for found in std::fs::read_dir(directory)? {
+            let found = found?;
+            ensure!(expected.contains(&found.path()), "{} is not in the layer", found.path().display());
+            directories.extend(found.file_type()?.is_dir().then(|| found.path()));
+        }
+    }
+    Ok(())
+}
+
+fn same_bytes(expected: &mut impl Read, file: &Path) -> Result<bool> {
+    let Ok(mut file) = File::open(file) else { return Ok(false) };
+    let (mut ours, mut theirs) = (vec![0; 256 * 1024], vec![0; 256 * 1024]);
+    loop {
+        let length = expected.read(&mut ours)?;
+        if length == 0 {
+            return Ok(file.read(&mut theirs)? == 0);
+        }
+        if file.read_exact(&mut theirs[..length]).is_err() || ours[..length] != theirs[..length] {
+            return Ok(false);
+        }
+    }
 }
 
 impl Containerd {
@@ -55,14 +97,9 @@ impl Containerd {
         let unpacked: Vec<_> = chains.iter().take_while(|name| snapshots.contains_key(*name)).collect();
         for (index, name) in unpacked.iter().enumerate() {
             let digest = manifest["layers"][index]["digest"].as_str().context("too few layers")?;
-            let is = self.files_of(name).await?;
-            let expected = tempfile::tempdir_in(&self.dir)?;
-            let mut untar = Command::new("tar");
-            untar.arg("-xzf").arg(image.blob_file(digest)).arg("-C").arg(expected.path());
-            parts::run_command(untar).await?;
-            let compared = Command::new("diff").arg("-r").args([expected.path(), &is]).output()?;
-            let said = String::from_utf8_lossy(&compared.stdout);
-            ensure!(compared.status.success(), "layer {index} is not what is unpacked of it: {said}");
+            let (layer, files) = (image.blob_file(digest), self.files_of(name).await?);
+            let compared = tokio::task::spawn_blocking(move || compare(&layer, &files)).await?;
+            compared.with_context(|| format!("layer {index} is not what is unpacked of it"))?;
         }
         Ok(unpacked.len())
     }
