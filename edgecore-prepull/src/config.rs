@@ -1,5 +1,6 @@
 //! Settings of the agent: from flags, the environment and a file, in this order of precedence.
 
+mod lenient;
 mod values;
 
 use std::num::NonZeroUsize;

@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use prepull_program::errors::with_causes;
+use prepull_program::log::{LogArgs, LogFormat};
 use prepull_program::signals::wait_for_termination;
 use prepull_program::{log, process};
 use prepull_registry::Proxies;
@@ -67,8 +68,14 @@ const BLOCKING_THREADS: usize = 4;
 
 /// Parses the command line and runs its command. Errors go to stderr, with their causes.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    if let AgentCommand::Join(args) = &cli.command
+    let command = match Cli::try_parse() {
+        Ok(cli) => Ok(cli.command),
+        Err(usage) if usage.use_stderr() && std::env::args_os().nth(1).is_some_and(|name| name == "run") => {
+            Err(usage)
+        }
+        Err(usage) => usage.exit(),
+    };
+    if let Ok(AgentCommand::Join(args)) = &command
         && let Some(missing) = args.missing_cloud()
     {
         clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{missing}\n")).exit();
@@ -76,20 +83,22 @@ pub fn main() -> ExitCode {
     process::protect_memory();
     // A second installation fails without harm: the provider is the same.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let outcome = match cli.command {
-        AgentCommand::Install(args) => block_on(install::run(*args)),
-        AgentCommand::Uninstall(args) => block_on(uninstall::run(args)),
-        AgentCommand::Join(args) => block_on(run_join(args)),
-        AgentCommand::Run(args) => run_agent(*args),
-        AgentCommand::Pull(args) => block_on(pull::run(args)),
-        AgentCommand::Upgrade(args) => block_on(upgrade::run(*args)),
-        AgentCommand::Status(args) => block_on(status::run(args)),
-        AgentCommand::Completion { shell } => {
+    let outcome = match command {
+        Err(usage) => run_agent(Err(usage)),
+        Ok(AgentCommand::Install(args)) => block_on(install::run(*args)),
+        Ok(AgentCommand::Uninstall(args)) => block_on(uninstall::run(args)),
+        Ok(AgentCommand::Join(args)) => block_on(run_join(args)),
+        Ok(AgentCommand::Run(args)) => run_agent(Ok(*args)),
+        Ok(AgentCommand::Pull(args)) => block_on(pull::run(args)),
+        Ok(AgentCommand::Upgrade(args)) => block_on(upgrade::run(*args)),
+        Ok(AgentCommand::Status(args)) => block_on(status::run(args)),
+        Ok(AgentCommand::Completion { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "edgecore-prepull", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
         }
     };
     outcome.unwrap_or_else(|error| {
+        let error = error.downcast().map_or_else(|error| error, |usage: clap::Error| usage.exit());
         let _ = writeln!(std::io::stderr(), "error: {}", with_causes(error.as_ref()));
         ExitCode::FAILURE
     })
@@ -117,14 +126,27 @@ async fn run_join(args: JoinArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_agent(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let RunArgs { config, settings, log } = args;
-    log::start(&log, "")?;
-    let file = config.as_deref().map(AgentSettings::from_file).transpose()?.unwrap_or_default();
-    let settings = settings.or_file(file);
+/// Runs the program that was chosen for this machine, or this one. A command line or a file that this one doesn't understand
+/// may be meant for the other one.
+fn run_agent(parsed: Result<RunArgs, clap::Error>) -> anyhow::Result<ExitCode> {
+    let logging = parsed.map_err(Into::into).and_then(|args| log::start(&args.log, "").map(|()| args));
+    if logging.is_err() {
+        log::start(&LogArgs { log_format: LogFormat::Text, log: "info".to_owned() }, "")?;
+    }
+    let own = logging.and_then(|RunArgs { config, settings, log: _ }| {
+        let file = config.as_deref().map(AgentSettings::from_file).transpose()?.unwrap_or_default();
+        Ok(settings.or_file(file))
+    });
+    let Effective { state_dir, metrics_listen, .. } = own.as_ref().map_or_else(
+        |_| {
+            let arguments = std::env::args_os().filter_map(|argument| argument.into_string().ok());
+            AgentSettings::find_for_launch(&arguments.collect::<Vec<_>>(), |name| std::env::var(name).ok())
+        },
+        Effective::clone,
+    );
     block_on(async {
-        match launch_chosen(&settings.state_dir, settings.metrics_listen).await {
-            Launched::Own => match run_until_stopped(settings).await? {
+        match launch_chosen(&state_dir, metrics_listen, own.is_ok()).await {
+            Launched::Own => match run_until_stopped(own?).await? {
                 AgentEnd::Stopped => Ok(ExitCode::SUCCESS),
                 AgentEnd::Upgrading => relaunch(),
             },

@@ -244,3 +244,50 @@ async fn an_agent_survives_a_closed_stderr() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(agent.wait().await.unwrap().code(), Some(0));
 }
+
+/// A state directory with an upgrade that has proved itself. It prints its command line.
+fn store_upgrade(state_dir: &Path) {
+    let program = "#!/bin/sh\necho \"launched $*\" >&2\n";
+    let digest = prepull_registry::digest::sha256(program.as_bytes());
+    let file = state_dir.join("upgrade/programs").join(digest.trim_start_matches("sha256:"));
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, program).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o700)).unwrap();
+    let record = format!(
+        r#"{{"base": "{}", "proved": {{"digest": "{digest}", "version": "9", "image": "agent:9"}}}}"#,
+        env!("CARGO_PKG_VERSION")
+    );
+    std::fs::write(state_dir.join("upgrade/record.json"), record).unwrap();
+}
+
+#[test]
+fn settings_of_a_newer_version_reach_it() {
+    for (line, file, own) in [
+        ("run --config f", "stateDir: s\n", "this node has not joined"),
+        ("run --config f", "newKey: 1\nmaxTasks: many\nstateDir: s\n", "unknown field `newKey`"),
+        ("run --config=f --new-flag", "stateDir: s\n", "unexpected argument '--new-flag'"),
+        ("run --new-flag --state-dir=s --max-tasks x", "", "unexpected argument '--new-flag'"),
+        ("run --state-dir s --log a=b=c", "", "--log a=b=c is not a filter"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), file).unwrap();
+        let said = || {
+            let output = program(dir.path()).args(line.split(' ')).output().unwrap();
+            String::from_utf8(output.stderr).unwrap()
+        };
+        assert!(said().contains(own), "{line}: {}", said());
+        store_upgrade(&dir.path().join("s"));
+        // A program that can't run itself gives no other one up.
+        for _ in 0..if own.contains("joined") { 1 } else { 10 } {
+            assert_eq!(said(), format!("launched {line}\n"));
+        }
+    }
+}
+
+#[test]
+fn status_reads_a_file_of_a_newer_version() {
+    let (status, said) = run("status --config f", &[("f", "newKey: 1\nstateDir: s\nmetricsListen: off\n")]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.starts_with("warning: --config f, line 1, \"newKey: 1\": unknown field"), "{said}");
+    check_error("status --config nope", &[], 1, &["--config nope"]);
+}

@@ -121,7 +121,7 @@ fn read_settings(args: StatusArgs) -> anyhow::Result<Effective> {
     let StatusArgs { config, state_dir, runtime_endpoint, metrics_listen, output: _ } = args;
     let usual = InstallPlaces::default().settings;
     let file = config.or_else(|| usual.exists().then_some(usual));
-    let file = file.as_deref().map(AgentSettings::from_file).transpose()?.unwrap_or_default();
+    let file = file.as_deref().map(AgentSettings::from_file_by_hand).transpose()?.unwrap_or_default();
     Ok(AgentSettings { state_dir, runtime_endpoint, metrics_listen, ..AgentSettings::default() }
         .or_file(file))
 }

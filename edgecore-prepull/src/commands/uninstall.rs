@@ -196,9 +196,8 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
 
 /// The runtime in the settings, or the one in the usual places.
 fn runtime_of(settings: &Path) -> RuntimeEndpoint {
-    let settings = AgentSettings::from_file(settings).ok();
-    settings
-        .and_then(|settings| settings.runtime_endpoint)
+    AgentSettings::from_file_leniently(settings)
+        .runtime_endpoint
         .unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
 }
 

@@ -100,7 +100,7 @@ async fn undo_upgrade(files: &UpgradeFiles, before: UpgradeRecord, init: Init) -
 fn read_settings(args: &UpgradeArgs) -> anyhow::Result<Effective> {
     let usual = InstallPlaces::default().settings;
     let file = args.config.clone().or_else(|| usual.exists().then_some(usual));
-    let file = file.as_deref().map(AgentSettings::from_file).transpose()?.unwrap_or_default();
+    let file = file.as_deref().map(AgentSettings::from_file_by_hand).transpose()?.unwrap_or_default();
     Ok(AgentSettings::default().or_file(file))
 }
 

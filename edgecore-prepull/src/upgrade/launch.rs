@@ -46,12 +46,13 @@ pub(crate) enum Launched {
     Other(ExitCode),
 }
 
-/// Runs the program that was chosen for this machine, if it isn't this one.
-pub(crate) async fn launch_chosen(state_dir: &Path, listen: Listen) -> Launched {
+/// Runs the program that was chosen for this machine, if it isn't this one. `can_replace` is whether this one could run in the
+/// place of one that ends again and again: otherwise the other one isn't given up for that.
+pub(crate) async fn launch_chosen(state_dir: &Path, listen: Listen, can_replace: bool) -> Launched {
     if std::env::var_os(LAUNCHED).is_some() {
         return Launched::Own;
     }
-    match launch_other(&UpgradeFiles::in_state_dir(state_dir), listen).await {
+    match launch_other(&UpgradeFiles::in_state_dir(state_dir), listen, can_replace).await {
         Ok(Some(status)) => Launched::Other(exit_code(status)),
         Ok(None) => Launched::Own,
         Err(error) => {
@@ -61,11 +62,15 @@ pub(crate) async fn launch_chosen(state_dir: &Path, listen: Listen) -> Launched 
     }
 }
 
-async fn launch_other(files: &UpgradeFiles, listen: Listen) -> anyhow::Result<Option<ExitStatus>> {
+async fn launch_other(
+    files: &UpgradeFiles,
+    listen: Listen,
+    can_replace: bool,
+) -> anyhow::Result<Option<ExitStatus>> {
     loop {
         let before = files.read_record()?;
         let mut record = before.clone();
-        match choose_start(files, &mut record, BootTime::now())? {
+        match choose_start(files, &mut record, can_replace.then(BootTime::now).flatten())? {
             StartChoice::Own => {
                 if let Some(last) = record.last_outcome().filter(|last| before.last_outcome() != Some(last))
                     && let Some(reason) = &last.went_back

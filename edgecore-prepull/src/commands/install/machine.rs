@@ -58,7 +58,7 @@ pub(super) async fn collect_facts(
 /// The runtime that the agent will use.
 fn runtime(places: &InstallPlaces, wish: &InstallWish) -> RuntimeEndpoint {
     let given = wish.settings.get("runtimeEndpoint").and_then(|endpoint| endpoint.as_str()?.parse().ok());
-    let stored = || AgentSettings::from_file(&places.settings).ok()?.runtime_endpoint;
+    let stored = || AgentSettings::from_file_leniently(&places.settings).runtime_endpoint;
     given.or_else(stored).unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
 }
 
