@@ -245,18 +245,21 @@ async fn an_agent_survives_a_closed_stderr() {
     assert_eq!(agent.wait().await.unwrap().code(), Some(0));
 }
 
-/// A state directory with an upgrade that has proved itself. It prints its command line.
-fn store_upgrade(state_dir: &Path) {
-    let program = "#!/bin/sh\necho \"launched $*\" >&2\n";
-    let digest = prepull_registry::digest::sha256(program.as_bytes());
+/// Stores a program for the launcher, and returns it as the record of upgrades has it.
+fn store_program(state_dir: &Path, version: &str, script: &str) -> String {
+    let digest = prepull_registry::digest::sha256(script.as_bytes());
     let file = state_dir.join("upgrade/programs").join(digest.trim_start_matches("sha256:"));
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-    std::fs::write(&file, program).unwrap();
+    std::fs::write(&file, script).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o700)).unwrap();
-    let record = format!(
-        r#"{{"base": "{}", "proved": {{"digest": "{digest}", "version": "9", "image": "agent:9"}}}}"#,
-        env!("CARGO_PKG_VERSION")
-    );
+    format!(r#"{{"digest": "{digest}", "version": "{version}", "image": "agent:{version}"}}"#)
+}
+
+/// Stores an upgrade that has proved itself, and perhaps a trial besides. It prints its command line.
+fn store_upgrade(state_dir: &Path, trial: &str) {
+    let proved = store_program(state_dir, "9", "#!/bin/sh\necho \"launched $*\" >&2\n");
+    let base = env!("CARGO_PKG_VERSION");
+    let record = format!(r#"{{"base": "{base}", "proved": {proved}, "trial": {trial}}}"#);
     std::fs::write(state_dir.join("upgrade/record.json"), record).unwrap();
 }
 
@@ -276,7 +279,7 @@ fn settings_of_a_newer_version_reach_it() {
             String::from_utf8(output.stderr).unwrap()
         };
         assert!(said().contains(own), "{line}: {}", said());
-        store_upgrade(&dir.path().join("s"));
+        store_upgrade(&dir.path().join("s"), "null");
         // A program that can't run itself gives no other one up.
         for _ in 0..if own.contains("joined") { 1 } else { 10 } {
             assert_eq!(said(), format!("launched {line}\n"));
@@ -290,4 +293,19 @@ fn status_reads_a_file_of_a_newer_version() {
     assert_eq!(status, Some(1), "{said}");
     assert!(said.starts_with("warning: --config f, line 1, \"newKey: 1\": unknown field"), "{said}");
     check_error("status --config nope", &[], 1, &["--config nope"]);
+}
+
+#[test]
+fn a_failed_trial_on_a_full_disk_goes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    // The record is written to this file first. A full disk refuses the write as well.
+    let script = "#!/bin/sh\nmkdir s/upgrade/record.tmp\n";
+    let tried = store_program(&dir.path().join("s"), "10", script);
+    // This is the last of three starts.
+    let trial = format!(r#"{{"program": {tried}, "within": 60, "starts": 2}}"#);
+    store_upgrade(&dir.path().join("s"), &trial);
+    let line = "run --state-dir s --metrics-listen 127.0.0.1:1";
+    let output = program(dir.path()).args(line.split(' ')).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.ends_with(&format!("launched {line}\n")), "{said}");
 }

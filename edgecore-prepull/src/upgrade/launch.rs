@@ -1,6 +1,7 @@
 //! The installed program launches the one that was chosen for this machine.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,8 @@ const ASK: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 5;
 /// The wait before a program that ended early is started again.
 const RETRY: Duration = Duration::from_secs(1);
+/// The wait before a record that couldn't be written is tried again: a full disk stays full for a while.
+const WRITE_AGAIN: Duration = Duration::from_secs(60);
 /// How long a program may take to stop; the unit kills it after 20 s.
 const STOP: Duration = Duration::from_secs(15);
 
@@ -46,8 +49,8 @@ pub(crate) enum Launched {
     Other(ExitCode),
 }
 
-/// Runs the program that was chosen for this machine, if it isn't this one. `can_replace` is whether this one could run in the
-/// place of one that ends again and again: otherwise the other one isn't given up for that.
+/// Runs the program that was chosen for this machine, if it isn't this one. `can_replace` is whether this one could run in
+/// the place of one that ends again and again: otherwise the other one isn't given up for that.
 pub(crate) async fn launch_chosen(state_dir: &Path, listen: Listen, can_replace: bool) -> Launched {
     if std::env::var_os(LAUNCHED).is_some() {
         return Launched::Own;
@@ -67,10 +70,15 @@ async fn launch_other(
     listen: Listen,
     can_replace: bool,
 ) -> anyhow::Result<Option<ExitStatus>> {
+    let mut after_trial = None;
     loop {
         let before = files.read_record()?;
         let mut record = before.clone();
-        match choose_start(files, &mut record, can_replace.then(BootTime::now).flatten())? {
+        let choice = match after_trial.take() {
+            Some(choice) => choice,
+            None => choose_start(files, &mut record, can_replace.then(BootTime::now).flatten())?,
+        };
+        match choice {
             StartChoice::Own => {
                 if let Some(last) = record.last_outcome().filter(|last| before.last_outcome() != Some(last))
                     && let Some(reason) = &last.went_back
@@ -99,9 +107,7 @@ async fn launch_other(
                     }
                     TrialEnd::EndedEarly(reason) | TrialEnd::Failed(reason) => {
                         warn!(version = program.version, reason, "back from the upgrade");
-                        let mut record = files.read_record()?;
-                        record.go_back(reason);
-                        files.write_record(&record)?;
+                        after_trial = Some(go_back(files, record, reason));
                     }
                 }
             }
@@ -134,6 +140,18 @@ fn choose_start(
     let Some(proved) = proved else { return Err(error) };
     warn!(version = proved.version, error = %with_causes(error.as_ref()), "this start of the upgraded program can't be written down; it runs even so");
     Ok(StartChoice::Proved(proved))
+}
+
+/// Ends the trial, and chooses the program before. That one runs even if the record can't be written: the next start then
+/// tries the trial again, as often as it may.
+fn go_back(files: &UpgradeFiles, known: UpgradeRecord, reason: String) -> StartChoice {
+    // A person may have ended the upgrade.
+    let mut record = files.read_record().unwrap_or(known);
+    record.go_back(reason);
+    if let Err(error) = files.write_record(&record) {
+        warn!(error = %with_causes(error.as_ref()), "the end of the trial can't be written down");
+    }
+    record.proved_program().cloned().map_or(StartChoice::Own, StartChoice::Proved)
 }
 
 /// Replaces this process.
@@ -231,9 +249,6 @@ async fn watch_trial(
             }
         }
     }
-    let mut record = files.read_record()?;
-    record.prove();
-    files.write_record(&record)?;
     info!(
         version = program.version,
         seconds = began.elapsed().as_secs(),
@@ -246,7 +261,31 @@ async fn watch_trial(
             signal?;
             Ok(TrialEnd::Ended(stop_child(&mut child).await?))
         }
+        never = write_proof(files, program) => match never {},
     }
+}
+
+/// Writes down that the program has proved itself, and never returns. The program is well, so it goes on while a full disk
+/// refuses that. If it ends before, its next start is a trial again.
+async fn write_proof(files: &UpgradeFiles, program: &Program) -> Infallible {
+    let write = || {
+        let mut record = files.read_record()?;
+        // Otherwise a person has ended the upgrade.
+        if record.is_on_trial(program) {
+            record.prove();
+            files.write_record(&record)?;
+        }
+        anyhow::Ok(())
+    };
+    while let Err(error) = write() {
+        let error = with_causes(error.as_ref());
+        warn!(
+            version = program.version,
+            error, "the upgrade has proved itself, and that can't be written down yet"
+        );
+        sleep(WRITE_AGAIN).await;
+    }
+    pending().await
 }
 
 /// Waits until the agent has been connected for some seconds, and its runtime answers.
@@ -332,6 +371,31 @@ mod tests {
         let proved = first.proved_program().cloned().context("it has proved itself")?;
         first.try_program(VERSION, Program { version: "3".to_owned(), ..proved.clone() }, 60);
         assert_eq!(choose_start(&files, &mut first, None)?, StartChoice::Proved(proved));
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_proof_is_written_once_there_is_room() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let files = UpgradeFiles::in_state_dir(dir.path());
+        let record = trial(&files, b"a program", "2")?;
+        let program = record.digests().next().map(str::to_owned).context("it's on trial")?;
+        let program = Program { digest: program, version: "2".to_owned(), image: "agent:2".to_owned() };
+        for other in [false, true] {
+            files.write_record(&record)?;
+            let full = dir.path().join("upgrade/record.tmp");
+            std::fs::create_dir(&full)?;
+            let program = if other {
+                Program { digest: "other".to_owned(), ..program.clone() }
+            } else {
+                program.clone()
+            };
+            assert!(timeout(WRITE_AGAIN * 2, write_proof(&files, &program)).await.is_err());
+            assert_eq!(files.read_record()?, record);
+            std::fs::remove_dir(&full)?;
+            assert!(timeout(WRITE_AGAIN * 2, write_proof(&files, &program)).await.is_err());
+            assert_eq!(files.read_record()?.proved_program().is_some(), !other);
+        }
         Ok(())
     }
 }

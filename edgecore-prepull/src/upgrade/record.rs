@@ -101,6 +101,11 @@ impl UpgradeRecord {
         self.trial.is_some()
     }
 
+    /// Whether this program is being tried.
+    pub(super) fn is_on_trial(&self, program: &Program) -> bool {
+        self.trial.as_ref().is_some_and(|trial| trial.program == *program)
+    }
+
     /// The program that runs in place of the installed one.
     pub(crate) fn proved_program(&self) -> Option<&Program> {
         self.proved.as_ref()
