@@ -5,10 +5,27 @@ use std::path::Path;
 use super::places::InstallPlaces;
 use super::plan::Init;
 
+/// Reads the file of the proxies as systemd reads an EnvironmentFile. No text of it is run: a password may have any character.
+/// Lines are trimmed by `read`; comments have no name of a variable.
+const READ_PROXIES: &str = r#"[ ! -r PROXIES ] || while read -r line || [ -n "$line" ]; do
+    key=${line%%=*} value=${line#*=}
+    case $line in *=*) ;; *) continue ;; esac
+    case $key in ''|[0-9]*|*[!A-Za-z0-9_]*) continue ;; esac
+    case $value in
+    \"*\") value=${value#?} value=$(printf %s "${value%?}" | sed 's/\\\([\"$`]\)/\1/g') ;;
+    \'*\') value=${value#?} value=${value%?} ;;
+    *) value=$(printf %s "$value" | sed 's/\\\(.\)/\1/g') ;;
+    esac
+    export "$key=$value"
+done <PROXIES
+"#;
+
 /// The remaining steps, once everything else is in place.
 pub(super) fn explain_start(init: Init, program: &Path, places: &InstallPlaces) -> String {
     let (program, settings) = (program.display(), places.settings.display());
     let run = format!("{program} run --config {settings}");
+    let proxies = places.proxies.display().to_string();
+    let read_proxies = READ_PROXIES.replace("PROXIES", &proxies);
     match init {
         // `need` would fail for a network that no service provides, and the agent waits for the network by itself.
         Init::OpenRc => format!(
@@ -25,6 +42,9 @@ pub(super) fn explain_start(init: Init, program: &Path, places: &InstallPlaces) 
              respawn_max=0\n\
              retry=SIGTERM/20/SIGKILL/5\n\
              depend() {{ use net; after containerd; }}\n\
+             start_pre() {{\n\
+             {read_proxies}\
+             }}\n\
              END\n\
              chmod 755 /etc/init.d/edgecore-prepull\n\
              rc-update add edgecore-prepull default\n\
@@ -37,6 +57,7 @@ pub(super) fn explain_start(init: Init, program: &Path, places: &InstallPlaces) 
              mkdir -p /etc/sv/edgecore-prepull/log /var/log/edgecore-prepull\n\
              cat >/etc/sv/edgecore-prepull/run <<'END'\n\
              #!/bin/sh\n\
+             {read_proxies}\
              exec {run} 2>&1\n\
              END\n\
              cat >/etc/sv/edgecore-prepull/log/run <<'END'\n\
@@ -56,8 +77,8 @@ pub(super) fn explain_start(init: Init, program: &Path, places: &InstallPlaces) 
             state = places.state.display(),
         ),
         Init::Systemd | Init::Unknown => format!(
-            "Have whatever starts services here run, as root, restart it 5 s after it ends, and end it with \
-             SIGTERM:\n\n{run}\n"
+            "Have the manager of services here run, as root, restart it 5 s after it ends, and end it with SIGTERM, with \
+             the variables of {proxies} if it's there:\n\n{run}\n"
         ),
     }
 }
@@ -82,14 +103,16 @@ pub(crate) fn explain_stop(init: Init) -> &'static str {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::PermissionsExt as _;
     use std::process::Command;
 
+    use super::super::proxies::plan_file;
     use super::*;
 
     /// Runs the commands with this directory as `/`, and with stubs for OpenRC.
     fn paste(init: Init, root: &Path) {
         let places = InstallPlaces::default();
-        let said = explain_start(init, &places.program, &places);
+        let said = explain_start(init, &root.join("bin/agent"), &places);
         // The commands are between the heading and the closing remark.
         let script = said.split("\n\n").nth(1).unwrap();
         let mut script = script.to_owned();
@@ -101,19 +124,30 @@ mod tests {
         assert!(output.status.success(), "{init:?}: {output:?}");
     }
 
+    const SCRIPTS: [(Init, &[&str]); 2] = [
+        (Init::OpenRc, &["etc/init.d/edgecore-prepull"]),
+        (Init::Runit, &["etc/service/edgecore-prepull/run", "etc/service/edgecore-prepull/log/run"]),
+    ];
+
+    /// A machine with stubs.
+    fn machine() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for dir in ["bin", "etc/init.d", "etc/service", "etc/edgecore-prepull"] {
+            std::fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        for command in ["bin/rc-update", "bin/rc-service"] {
+            std::os::unix::fs::symlink("/bin/true", root.path().join(command)).unwrap();
+        }
+        let agent = root.path().join("bin/agent");
+        std::fs::write(&agent, "#!/bin/sh\nexec env\n").unwrap();
+        std::fs::set_permissions(agent, std::fs::Permissions::from_mode(0o755)).unwrap();
+        root
+    }
+
     #[test]
     fn the_pasted_commands_work_twice() {
-        for (init, scripts) in [
-            (Init::OpenRc, &["etc/init.d/edgecore-prepull"][..]),
-            (Init::Runit, &["etc/service/edgecore-prepull/run", "etc/service/edgecore-prepull/log/run"]),
-        ] {
-            let root = tempfile::tempdir().unwrap();
-            for dir in ["bin", "etc/init.d", "etc/service"] {
-                std::fs::create_dir_all(root.path().join(dir)).unwrap();
-            }
-            for command in ["bin/rc-update", "bin/rc-service"] {
-                std::os::unix::fs::symlink("/bin/true", root.path().join(command)).unwrap();
-            }
+        for (init, scripts) in SCRIPTS {
+            let root = machine();
             for _ in 0..2 {
                 paste(init, root.path());
                 for script in scripts {
@@ -122,6 +156,48 @@ mod tests {
                     let checked = Command::new("sh").arg("-n").arg(&file).status().unwrap();
                     assert!(checked.success(), "{script}: {}", std::fs::read_to_string(&file).unwrap());
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn services_read_the_proxies_as_systemd_does() {
+        let password = r#"http://u:a\\b"c$HOME`id`'d;& e%40*@proxy:3128"#;
+        let ours = plan_file(None, Some(&[("HTTPS_PROXY".to_owned(), password.to_owned())])).unwrap();
+        let foreign = "; NO=1\n\n export NO=2\nno-name=3\n\
+                       HTTP_PROXY=http://$HOME&`id`\\\"\\x  \n  A='$x\\ \"y'\nB=\"a\\x\\$\"\nHTTPS_PROXY=c";
+        for (text, expected) in [
+            (None, &[][..]),
+            (Some(ours.as_str()), &[("HTTPS_PROXY", password)][..]),
+            (
+                Some(foreign),
+                &[
+                    ("A", "$x\\ \"y"),
+                    ("B", "a\\x$"),
+                    ("HTTPS_PROXY", "c"),
+                    ("HTTP_PROXY", "http://$HOME&`id`\"x"),
+                ],
+            ),
+        ] {
+            for (init, scripts) in SCRIPTS {
+                let root = machine();
+                paste(init, root.path());
+                if let Some(text) = text {
+                    std::fs::write(root.path().join("etc/edgecore-prepull/proxy.env"), text).unwrap();
+                }
+                let script = root.path().join(scripts[0]).display().to_string();
+                let start = match init {
+                    Init::OpenRc => format!(". {script}; start_pre; exec $command $command_args"),
+                    _ => script,
+                };
+                let started = Command::new("sh").args(["-e", "-c", &start]).env_clear().output().unwrap();
+                assert!(started.status.success(), "{init:?}: {started:?}");
+                let variables = String::from_utf8(started.stdout).unwrap();
+                let mut variables: Vec<_> =
+                    variables.lines().filter_map(|line| line.split_once('=')).collect();
+                variables.retain(|(name, _)| !["PWD", "_", "SHLVL", "OLDPWD"].contains(name));
+                variables.sort_unstable();
+                assert_eq!(variables, expected, "{init:?}");
             }
         }
     }
