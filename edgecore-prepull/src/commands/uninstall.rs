@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 
 use crate::cloud::identity::{StateDir, temporary_of};
 use crate::commands::install::args::UninstallArgs;
@@ -34,11 +35,15 @@ enum UninstallStep {
     /// A directory, if it's empty.
     EmptyDir(PathBuf),
     Reload,
+    /// Pins and unfinished pulls in the container runtime. The agent is stopped by then, so it can't pin again.
+    Runtime(RuntimeEndpoint),
 }
 
-/// Decides on the steps. Files that don't exist need none.
+/// Decides on the steps. Files that don't exist need none. Program and settings come after the runtime: while it's down,
+/// another `uninstall` needs them.
 fn plan_uninstall(
     places: &InstallPlaces,
+    runtime: RuntimeEndpoint,
     has_systemd: bool,
     unit: &UnitState,
     purge: bool,
@@ -63,20 +68,20 @@ fn plan_uninstall(
     } = places.clone();
     steps.push(UninstallStep::File(unit_file));
     if purge {
-        steps.extend([UninstallStep::Tree(drop_ins), UninstallStep::Tree(etc)]);
-    } else {
-        steps.extend([settings, upgrade_key].map(UninstallStep::File));
-        steps.push(UninstallStep::Proxies(proxies));
-        steps.push(UninstallStep::EmptyDir(etc));
+        steps.push(UninstallStep::Tree(drop_ins));
     }
-    steps.extend([
-        UninstallStep::Tree(state),
-        UninstallStep::File(restart_due),
-        UninstallStep::File(program),
-    ]);
+    steps.extend([UninstallStep::Tree(state), UninstallStep::File(restart_due)]);
     if has_systemd && unit.is_known {
         steps.push(UninstallStep::Reload);
     }
+    steps.push(UninstallStep::Runtime(runtime));
+    if purge {
+        steps.push(UninstallStep::Tree(etc));
+    } else {
+        steps.extend([settings, upgrade_key].map(UninstallStep::File));
+        steps.extend([UninstallStep::Proxies(proxies), UninstallStep::EmptyDir(etc)]);
+    }
+    steps.push(UninstallStep::File(program));
     steps
 }
 
@@ -88,16 +93,30 @@ impl UninstallStep {
             Self::Tree(path) => format!("remove {} and all that is in it", path.display()),
             Self::EmptyDir(path) => format!("remove {} if nothing else is in it", path.display()),
             Self::Reload => "systemctl daemon-reload".to_owned(),
+            Self::Runtime(_) => {
+                "end the agent's pins and unfinished pulls in the container runtime".to_owned()
+            }
+        }
+    }
+
+    /// What it removes.
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) | Self::Proxies(path) | Self::Tree(path) | Self::EmptyDir(path) => Some(path),
+            Self::Disable | Self::Reload | Self::Runtime(_) => None,
         }
     }
 
     /// Whether there's anything to remove.
     fn is_due(&self) -> bool {
         match self {
-            Self::Disable | Self::Reload => true,
+            Self::Disable | Self::Reload | Self::Runtime(_) => true,
             Self::Proxies(path) => fs::read_to_string(path).is_ok_and(|text| is_ours(&text)),
             // This includes a dangling symbolic link.
-            Self::File(path) | Self::Tree(path) | Self::EmptyDir(path) => path.symlink_metadata().is_ok(),
+            Self::File(path) => path.symlink_metadata().is_ok(),
+            Self::Tree(path) | Self::EmptyDir(path) => {
+                path.symlink_metadata().is_ok() && !(is_mount_point(path) && is_empty(path))
+            }
         }
     }
 
@@ -105,24 +124,56 @@ impl UninstallStep {
         match self {
             Self::Disable => systemd::systemctl(&["--quiet", "disable", "--now", UNIT]).await?,
             Self::File(path) | Self::Proxies(path) => report_removal(path, fs::remove_file(path))?,
-            Self::Tree(path) => report_removal(path, fs::remove_dir_all(path))?,
-            Self::EmptyDir(path) => match fs::remove_dir(path) {
-                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                    return print_line(&format!(
-                        "{} has files of others and stays; --purge removes it",
-                        path.display()
-                    ));
-                }
-                removed => report_removal(path, removed)?,
-            },
+            Self::Tree(path) => remove_directory(path, |path| fs::remove_dir_all(path))?,
+            Self::EmptyDir(path) if is_empty(path) => remove_directory(path, |path| fs::remove_dir(path))?,
+            Self::EmptyDir(path) => {
+                print_line(&format!("{} has files of others and stays; --purge removes it", path.display()))?;
+            }
             Self::Reload => {
                 systemd::systemctl(&["daemon-reload"]).await?;
                 // A failed unit would be listed until the next boot. There may be none.
                 let _ = systemd::systemctl(&["reset-failed", UNIT]).await;
             }
+            Self::Runtime(endpoint) => clear_runtime(endpoint).await?,
         }
         Ok(())
     }
+}
+
+/// Carries out the steps, up to the first that fails.
+async fn carry_out_all(steps: &[UninstallStep]) -> anyhow::Result<()> {
+    for (at, step) in steps.iter().enumerate() {
+        step.carry_out().await.with_context(|| {
+            let left = steps[at..].iter().filter_map(UninstallStep::path);
+            let left: Vec<_> = left.map(|path| path.display().to_string()).collect();
+            format!("{} stays; when this is mended, run `uninstall` again", left.join(" "))
+        })?;
+    }
+    Ok(())
+}
+
+/// Removes a directory, and a symbolic link to it. A mount point can only be emptied.
+fn remove_directory(path: &Path, remove: impl Fn(&Path) -> io::Result<()>) -> anyhow::Result<()> {
+    // A dangling link has no directory.
+    if let Ok(directory) = path.canonicalize() {
+        match remove(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_empty(&directory) => {
+                print_line(&format!("{} is a mount point: it's empty now, and stays", directory.display()))?;
+            }
+            removed => report_removal(&directory, removed)?,
+        }
+    }
+    if path.is_symlink() { report_removal(path, fs::remove_file(path)) } else { Ok(()) }
+}
+
+fn is_empty(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// Whether another file system is mounted there.
+fn is_mount_point(directory: &Path) -> bool {
+    let device = |path: &Path| fs::symlink_metadata(path).map(|found| found.dev()).ok();
+    directory.parent().is_some_and(|parent| device(directory) != device(parent))
 }
 
 fn report_removal(path: &Path, removed: io::Result<()>) -> anyhow::Result<()> {
@@ -159,29 +210,16 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let node = StateDir::new(&places.state).joined_as().ok().flatten();
-    let runtime = runtime_of(&places.settings);
-    let steps = plan_uninstall(&places, has_systemd, &unit, purge)
-        .into_iter()
-        .filter(UninstallStep::is_due)
-        .collect::<Vec<_>>();
-    for step in &steps {
-        if dry_run {
-            print_line(&step.describe())?;
-        } else {
-            step.carry_out()
-                .await
-                .context("not everything is removed; when that is mended, run `uninstall` again")?;
-        }
-    }
-    if steps.is_empty() {
+    let mut steps = plan_uninstall(&places, runtime_of(&places.settings), has_systemd, &unit, purge);
+    steps.retain(UninstallStep::is_due);
+    if let [UninstallStep::Runtime(_)] = steps[..] {
+        steps.clear();
         print_line("nothing of edgecore-prepull is installed here")?;
     }
-    // The agent is stopped now, so it can't pin again.
-    if !steps.is_empty() && !dry_run {
-        let puller = CriPuller::new(runtime);
-        unpin_all(&puller).await?;
-        release_all(&puller).await?;
+    if dry_run {
+        steps.iter().try_for_each(|step| print_line(&step.describe()))?;
     }
+    let removed = if dry_run { Ok(()) } else { carry_out_all(&steps).await };
     if !has_systemd && !steps.is_empty() {
         print_line(&format!("no systemd runs here: remove what starts the agent: {}", explain_stop(init)))?;
     }
@@ -191,7 +229,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
              `kubectl prepull node revoke {node}`"
         ))?;
     }
-    Ok(ExitCode::SUCCESS)
+    removed.map(|()| ExitCode::SUCCESS)
 }
 
 /// The runtime in the settings, or the one in the usual places.
@@ -201,39 +239,50 @@ fn runtime_of(settings: &Path) -> RuntimeEndpoint {
         .unwrap_or_else(RuntimeEndpoint::in_the_usual_places)
 }
 
-/// Ends all pins: without an agent this node never learns that a job is over.
-async fn unpin_all(puller: &CriPuller) -> anyhow::Result<()> {
-    // There are no pins of ours, or the runtime is gone as well.
-    let Some(jobs) = puller.pinning_jobs().await.filter(|jobs| !jobs.is_empty()) else { return Ok(()) };
-    match puller.unpin(JobsToUnpin::All).await {
-        Ok(()) => print_line(&format!("unpinned the images of {} jobs", jobs.len())),
-        Err(error) => print_line(&format!(
-            "images of {} jobs stay pinned, since the container runtime says: {error}; remove the label \
-             io.cri-containerd.pinned from those that `ctr -n k8s.io images ls` lists with \
-             operations.kubeedge.io/pinned-by=edgecore-prepull",
-            jobs.len()
-        )),
+/// Ends all pins, since without an agent this node never learns that a job is over, and releases content of unfinished pulls:
+/// the kubelet can't remove it, and it would stay for a month.
+async fn clear_runtime(endpoint: &RuntimeEndpoint) -> anyhow::Result<()> {
+    let puller = CriPuller::new(endpoint.clone());
+    if let Err(error) = puller.read_version().await {
+        bail!(
+            "cannot end the agent's pins and unfinished pulls: {error}. Start the runtime; if it is gone for good, remove by hand what \
+             stays here"
+        );
     }
-}
-
-/// Releases content of unfinished pulls in containerd. The kubelet can't remove it, and it would stay for a month.
-async fn release_all(puller: &CriPuller) -> anyhow::Result<()> {
-    // There are none, or the runtime has no leases or is gone as well.
-    let Some(leases) = puller.count_leases().await.filter(|leases| *leases > 0) else { return Ok(()) };
-    puller.release_unwanted(&[], Duration::ZERO).await;
-    match puller.count_leases().await {
-        Some(0) => print_line(&format!("released what {leases} unfinished pulls had downloaded")),
-        _ => print_line(
-            "what unfinished pulls had downloaded stays in containerd for up to 30 days; remove it with `ctr \
-                  --namespace k8s.io leases ls --quiet | grep ^edgecore-prepull- | xargs ctr --namespace k8s.io leases rm`",
-        ),
+    // A runtime without pins, or without leases, answers neither.
+    if let Some(jobs) = puller.pinning_jobs().await.filter(|jobs| !jobs.is_empty()) {
+        puller.unpin(JobsToUnpin::All).await.map_err(|error| {
+            anyhow!(
+                "images of {} jobs stay pinned, since the container runtime refuses: {error}; or remove the label \
+                 io.cri-containerd.pinned from those that `ctr -n k8s.io images ls` lists with \
+                 operations.kubeedge.io/pinned-by=edgecore-prepull",
+                jobs.len()
+            )
+        })?;
+        print_line(&format!("unpinned the images of {} jobs", jobs.len()))?;
     }
+    if let Some(leases) = puller.count_leases().await.filter(|leases| *leases > 0) {
+        puller.release_unwanted(&[], Duration::ZERO).await;
+        if puller.count_leases().await != Some(0) {
+            bail!(
+                "what unfinished pulls had downloaded stays in containerd for up to 30 days; or remove it with `ctr --namespace \
+                 k8s.io leases ls --quiet | grep ^edgecore-prepull- | xargs ctr --namespace k8s.io leases rm`"
+            );
+        }
+        print_line(&format!("released what {leases} unfinished pulls had downloaded"))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::symlink;
+
+    use prepull_program::errors::with_causes;
+
     use super::*;
+    use crate::images::runtime::fake::{VersionAnswer, serve};
 
     /// A machine with every file that the agent may have, and a foreign file.
     fn installed(root: &Path) -> InstallPlaces {
@@ -288,34 +337,85 @@ mod tests {
         files
     }
 
+    fn plan(root: &Path, purge: bool) -> Vec<UninstallStep> {
+        let runtime = root.join("runtime.sock").display().to_string().parse().unwrap();
+        let places = InstallPlaces::under(root);
+        let mut steps = plan_uninstall(&places, runtime, false, &UnitState::default(), purge);
+        steps.retain(UninstallStep::is_due);
+        steps
+    }
+
     #[tokio::test]
     async fn uninstall_spares_foreign_files_unless_purged() {
         for (purge, left) in [(false, &["mine.conf", "mine.yaml", "proxy.env"][..]), (true, &[])] {
             let dir = tempfile::tempdir().unwrap();
+            let runtime = serve(&dir.path().join("runtime.sock"), VersionAnswer(Ok("containerd")));
             let places = installed(dir.path());
-            let steps = plan_uninstall(&places, false, &UnitState::default(), purge);
-            for step in steps.iter().filter(|step| step.is_due()) {
-                step.carry_out().await.unwrap();
-            }
+            carry_out_all(&plan(dir.path(), purge)).await.unwrap();
+            drop(runtime);
+            fs::remove_file(dir.path().join("runtime.sock")).unwrap();
             assert_eq!(files_below(dir.path()), left, "purge: {purge}");
             assert!(!places.state.exists());
-            let mut again = plan_uninstall(&places, false, &UnitState::default(), purge);
-            again.retain(UninstallStep::is_due);
-            assert_eq!(again, if purge { vec![] } else { vec![UninstallStep::EmptyDir(places.etc)] });
+            let again: Vec<_> =
+                plan(dir.path(), purge).iter().filter_map(UninstallStep::path).map(Path::to_owned).collect();
+            assert_eq!(again, if purge { vec![] } else { vec![places.etc] });
         }
+    }
+
+    #[tokio::test]
+    async fn program_and_settings_wait_for_the_runtime() {
+        for purge in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let places = installed(dir.path());
+            let error = carry_out_all(&plan(dir.path(), purge)).await.unwrap_err();
+            let said = with_causes(error.as_ref());
+            let left =
+                format!("{} stays; when this is mended, run `uninstall` again", places.program.display());
+            assert!(said.contains(&left) && said.contains("runtime.sock"), "{said}");
+            assert!(!places.state.exists() && !places.unit.exists());
+            assert!(places.program.exists() && places.settings.exists());
+
+            let _runtime = serve(&dir.path().join("runtime.sock"), VersionAnswer(Ok("containerd")));
+            carry_out_all(&plan(dir.path(), purge)).await.unwrap();
+            assert!(!places.program.exists() && !places.settings.exists());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_linked_state_goes_with_its_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = installed(dir.path());
+        let data = dir.path().join("data");
+        fs::rename(&places.state, &data).unwrap();
+        symlink(&data, &places.state).unwrap();
+        let state = UninstallStep::Tree(places.state.clone());
+        state.carry_out().await.unwrap();
+        assert!(!data.exists() && !state.is_due());
+        symlink(&data, &places.state).unwrap();
+        state.carry_out().await.unwrap();
+        assert!(!state.is_due());
+    }
+
+    #[test]
+    fn a_mount_point_is_emptied_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        // As the kernel answers for one.
+        let remove = |_: &Path| Err(io::ErrorKind::ResourceBusy.into());
+        remove_directory(dir.path(), remove).unwrap();
+        fs::write(dir.path().join("of-a-mount-inside"), "").unwrap();
+        assert!(remove_directory(dir.path(), remove).is_err());
+        assert!(is_mount_point(Path::new("/proc")) && !is_mount_point(dir.path()));
     }
 
     #[test]
     fn the_unit_stops_before_its_files_go() {
-        let known = UnitState { is_known: true, ..UnitState::default() };
-        let steps = plan_uninstall(&InstallPlaces::default(), true, &known, false);
-        assert_eq!(
-            (steps.first(), steps.last()),
-            (Some(&UninstallStep::Disable), Some(&UninstallStep::Reload))
-        );
-        assert!(
-            !plan_uninstall(&InstallPlaces::default(), true, &UnitState::default(), false)
-                .contains(&UninstallStep::Disable)
-        );
+        let plan = |unit: &UnitState| {
+            plan_uninstall(&InstallPlaces::default(), "/r".parse().unwrap(), true, unit, false)
+        };
+        let steps = plan(&UnitState { is_known: true, ..UnitState::default() });
+        let at = |step: &UninstallStep| steps.iter().position(|other| other == step).unwrap();
+        assert_eq!(at(&UninstallStep::Disable), 0);
+        assert!(at(&UninstallStep::Reload) > at(&UninstallStep::File(InstallPlaces::default().unit)));
+        assert!(!plan(&UnitState::default()).contains(&UninstallStep::Disable));
     }
 }
