@@ -152,6 +152,9 @@ Examples:
 The installed program stays, and launches the other one. Once that one is connected and the container runtime answers, it runs
 from then on; else the program before runs again. A later `install`, or a package of another version, ends the upgrade.
 
+The image is pulled as the agent pulls, and flags win: with its runtime, registries, credential providers and rate, and the
+proxies of /etc/edgecore-prepull/proxy.env. It doesn't wait for the agent's download windows; give --download-window for that.
+
 Exit status: 0 if the machine runs what was asked for, 1 if not, 2 for wrong usage.")]
 pub(crate) struct UpgradeArgs {
     /// The image with the program, as it's released for the DaemonSet

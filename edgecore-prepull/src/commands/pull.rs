@@ -20,6 +20,7 @@ use prepull_api::image::Reference;
 use prepull_api::task::{ImageResult, ImageTask, JobUid, PullPolicy, Task, TaskId};
 use prepull_api::wire::PullKey;
 use prepull_program::signals::wait_for_termination;
+use prepull_registry::Proxies;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval, sleep, timeout_at};
 
@@ -51,7 +52,7 @@ const TERMINATED: u8 = 143;
 
 /// Pulls the images. The exit status is 0 if all of them are on this machine now.
 pub(crate) async fn run(args: PullArgs) -> anyhow::Result<ExitCode> {
-    Ok(pull(args.images, args.how, DownloadTerms::default()).await?.code)
+    Ok(pull(args.images, args.how, DownloadTerms::default(), Proxies::from_env()).await?.code)
 }
 
 /// A pull by hand that has ended.
@@ -63,11 +64,12 @@ pub(super) struct Attempted {
     pub(super) puller: Arc<Fetching<CriPuller>>,
 }
 
-/// Pulls images under these terms.
+/// Pulls images under these terms, through these proxies where the agent downloads.
 pub(super) async fn pull(
     images: Vec<String>,
     how: PullOptions,
     terms: DownloadTerms,
+    proxies: Proxies,
 ) -> anyhow::Result<Attempted> {
     let fetch = fetch_settings(&how);
     let PullOptions {
@@ -121,7 +123,7 @@ pub(super) async fn pull(
     let endpoint = endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     endpoint.find_socket().await?;
     let puller = CriPuller::by_hand(endpoint);
-    let puller = Arc::new(Fetching::over_cri(puller, fetch));
+    let puller = Arc::new(Fetching::over_cri(puller, fetch).through(proxies));
     wait_for_runtime(&*puller).await?;
     let present = look_up_all(&*puller, &execution.task.images).await;
     let display = Display::new(&execution.task.images, present, std::io::stderr().is_terminal());

@@ -11,12 +11,14 @@ use tokio::time::{Instant, interval};
 use super::install::machine::find_init;
 use super::install::places::{InstallPlaces, UNIT};
 use super::install::plan::Init;
-use super::install::{print_line, systemd};
+use super::install::{print_line, proxies, systemd};
 use super::pull::{Attempted, pull};
-use crate::commands::args::UpgradeArgs;
-use crate::config::{AgentSettings, Effective, Listen};
+use crate::commands::args::{PullOptions, UpgradeArgs};
+use crate::config::{AgentSettings, Effective, Listen, Rate};
 use crate::images::fetch::FetchMode;
+use crate::images::providers::ProviderSettings;
 use crate::images::puller::Puller;
+use crate::settings::CloudSettings;
 use crate::upgrade::{
     IN_CONTAINER, MOST_BYTES, PATH, Program, UNASKED, UpgradeFiles, UpgradeRecord, VERSION, put_on_trial,
     signature_by,
@@ -47,11 +49,10 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
     }
     let image = args.image.ok_or_else(|| anyhow!("no image is given"))?;
     let terms = DownloadTerms { verify: Some(signature_by(&args.key)?), ..DownloadTerms::default() };
-    let mut how = args.how;
-    // Only the agent verifies signatures.
-    how.fetch = FetchMode::Agent;
-    how.runtime_endpoint = how.runtime_endpoint.or(settings.runtime_endpoint);
-    let Attempted { code, images, puller } = pull(vec![image.clone()], how, terms).await?;
+    let how = pull_as_agent(args.how, &settings);
+    let proxies = std::fs::read_to_string(InstallPlaces::default().proxies).unwrap_or_default();
+    let proxies = proxies::of_agent(&proxies);
+    let Attempted { code, images, puller } = pull(vec![image.clone()], how, terms, proxies).await?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
@@ -81,6 +82,24 @@ pub(crate) async fn run(args: UpgradeArgs) -> anyhow::Result<ExitCode> {
             bail!("{version} has not proved itself, and {now} runs again: {why}")
         }
         None => bail!("{version} is still being tried; `journalctl --unit {UNIT}` shows it"),
+    }
+}
+
+/// How the agent of this machine pulls; flags win. Its windows don't count, since a person decides, and neither do its limits
+/// for the free space: the program has some MiB.
+fn pull_as_agent(how: PullOptions, settings: &Effective) -> PullOptions {
+    let in_force = CloudSettings::load(&settings.state_dir, settings.own_bounds()).in_force();
+    let ProviderSettings { config, bin_dir, timeout } = settings.providers.clone();
+    PullOptions {
+        // Only the agent verifies signatures.
+        fetch: FetchMode::Agent,
+        runtime_endpoint: how.runtime_endpoint.or_else(|| settings.runtime_endpoint.clone()),
+        max_download_rate: how.max_download_rate.or(in_force.max_download_rate.map(Rate)),
+        registry_config_path: how.registry_config_path.or_else(|| settings.fetch.hosts_dir.clone()),
+        image_credential_provider_config: how.image_credential_provider_config.or(config),
+        image_credential_provider_bin_dir: how.image_credential_provider_bin_dir.or(bin_dir),
+        image_credential_provider_timeout: how.image_credential_provider_timeout.or(timeout),
+        ..how
     }
 }
 
@@ -125,4 +144,43 @@ async fn wait_for_end(files: &UpgradeFiles, within: Duration) -> anyhow::Result<
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::commands::args::{AgentCommand, Cli};
+
+    #[test]
+    fn an_upgrade_pulls_as_the_agent_does() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        std::fs::write(dir.path().join("settings.json"), r#"{"maxDownloadRate": 1000}"#)?;
+        let text = "runtimeEndpoint: /a.sock\nmaxDownloadRate: 1MiB\nregistryConfigPath: /hosts\n\
+                    imageCredentialProviderConfig: /providers\nimageCredentialProviderBinDir: /bin\n\
+                    downloadWindow: [\"01:00+1h\"]\n";
+        let mut settings = AgentSettings::from_text(text).map_err(anyhow::Error::msg)?;
+        settings.state_dir = Some(dir.path().to_owned());
+        let settings = AgentSettings::default().or_file(settings);
+        for (line, rate, hosts) in [
+            ("", 1000, "/hosts"),
+            (" --max-download-rate 2MiB --registry-config-path /mine", 2 << 20, "/mine"),
+        ] {
+            let line = format!("edgecore-prepull upgrade{line} agent:2");
+            let AgentCommand::Upgrade(args) = Cli::try_parse_from(line.split(' '))?.command else {
+                bail!("another command")
+            };
+            let how = pull_as_agent(args.how, &settings);
+            assert_eq!(how.runtime_endpoint, settings.runtime_endpoint);
+            assert_eq!(how.max_download_rate.map(|Rate(rate)| rate.get()), Some(rate));
+            assert_eq!(how.registry_config_path.as_deref(), Some(Path::new(hosts)));
+            assert_eq!(how.image_credential_provider_config.as_deref(), Some(Path::new("/providers")));
+            assert_eq!(how.image_credential_provider_bin_dir.as_deref(), Some(Path::new("/bin")));
+            assert!(how.download_window.is_empty() && how.fetch == FetchMode::Agent);
+        }
+        Ok(())
+    }
 }

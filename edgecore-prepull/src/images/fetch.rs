@@ -55,6 +55,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
 use prepull_api::task::{ImageFacts, JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
+use prepull_registry::Proxies;
 use tokio::sync::{Semaphore, watch};
 
 use self::admission::Admitted;
@@ -150,6 +151,13 @@ impl<P: Puller> Fetching<P> {
     #[must_use]
     pub(crate) fn counted_in(mut self, metrics: Arc<AgentMetrics>) -> Self {
         self.fetcher.metrics = Some(metrics);
+        self
+    }
+
+    /// Downloads through these proxies, instead of those of the environment.
+    #[must_use]
+    pub(crate) fn through(mut self, proxies: Proxies) -> Self {
+        self.fetcher.proxies = proxies;
         self
     }
 

@@ -52,7 +52,7 @@ pub(super) fn plan_file(before: Option<&str>, proxies: Option<&[(String, String)
 }
 
 /// The proxies of the agent that reads this file, or else of our own environment.
-pub(super) fn of_agent(text: &str) -> Proxies {
+pub(crate) fn of_agent(text: &str) -> Proxies {
     let value = |name: &str| {
         let lines = text.lines().filter_map(|line| line.trim().split_once('='));
         let found = lines.rev().find(|(key, _)| *key == name)?.1.trim();

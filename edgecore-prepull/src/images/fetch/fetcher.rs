@@ -72,6 +72,7 @@ pub(super) struct Fetcher {
     pub(super) streams: Semaphore,
     /// The last client that was needed, and the registry host files that it was built from.
     client: Mutex<Option<(HostsFiles, RegistryClient)>>,
+    pub(super) proxies: Proxies,
     pub(super) clock: Arc<CloudClock>,
     pub(super) metrics: Option<Arc<AgentMetrics>>,
     pub(super) neighbourhood: Option<Neighbourhood>,
@@ -111,6 +112,7 @@ impl Fetcher {
             rebuilding: Arc::new(Semaphore::new(1)),
             streams: Semaphore::new(STREAMS_OF_NODE),
             client: Mutex::default(),
+            proxies: Proxies::from_env(),
             clock: Arc::default(),
             metrics: None,
             neighbourhood: None,
@@ -129,7 +131,7 @@ impl Fetcher {
         let new = RegistryClient::new(ClientSettings {
             hosts: facts.hosts.clone(),
             user_agent: concat!("edgecore-prepull/", env!("CARGO_PKG_VERSION")).to_owned(),
-            proxies: Proxies::from_env(),
+            proxies: self.proxies.clone(),
             time: Some(self.clock.clone()),
         });
         *client = Some((facts.hosts.clone(), new.clone()));
