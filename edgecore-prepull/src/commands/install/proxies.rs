@@ -12,6 +12,9 @@ const HEADER: &str = "# The proxies of the container runtime, written by `edgeco
 /// The variables that Go programs read, and so containerd.
 const NAMES: [&str; 6] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
 
+/// What systemd and shells take as it is behind a backslash, within double quotes. The backslash comes first.
+const ESCAPED: [char; 4] = ['\\', '"', '$', '`'];
+
 /// Reads the proxies from the runtime's process. `None` if it doesn't run, or listens behind a socket of systemd.
 pub(super) async fn of_runtime(runtime: &RuntimeEndpoint) -> Option<Vec<(String, String)>> {
     let peer = runtime.peer_pid().await.filter(|peer| *peer > 1)?;
@@ -44,7 +47,10 @@ pub(super) fn plan_file(before: Option<&str>, proxies: Option<&[(String, String)
     }
     let mut text = HEADER.to_owned();
     for (name, value) in proxies {
-        let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+        // A person may have a shell read the file.
+        let value = ESCAPED
+            .iter()
+            .fold(value.clone(), |value, special| value.replace(*special, &format!("\\{special}")));
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name}=\"{value}\"");
     }
@@ -58,9 +64,22 @@ pub(crate) fn of_agent(text: &str) -> Proxies {
         let found = lines.rev().find(|(key, _)| *key == name)?.1.trim();
         let quoted = found.strip_prefix('"').and_then(|found| found.strip_suffix('"'));
         // As systemd reads it.
-        Some(quoted.map_or_else(|| found.to_owned(), |text| text.replace("\\\"", "\"").replace("\\\\", "\\")))
+        Some(quoted.map_or_else(|| found.to_owned(), unescape))
     };
     Proxies::from_variables(|name| value(name).or_else(|| std::env::var(name).ok()))
+}
+
+fn unescape(text: &str) -> String {
+    let mut characters = text.chars().peekable();
+    let next = || {
+        let first = characters.next()?;
+        Some(if first == '\\' {
+            characters.next_if(|next| ESCAPED.contains(next)).unwrap_or(first)
+        } else {
+            first
+        })
+    };
+    std::iter::from_fn(next).collect()
 }
 
 /// The names of the variables in the text: a proxy may have a password.
@@ -99,6 +118,17 @@ mod tests {
             let found = of_agent(text).of_host("cloud", 10_000).map(|proxy| proxy.to_string());
             assert_eq!(found.as_deref(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_shell_reads_our_file_alike() {
+        let url = r#"http://u:a\b"c$HOME`id`'d@proxy:3128"#;
+        let text = plan_file(None, Some(&[("HTTPS_PROXY".to_owned(), url.to_owned())])).unwrap();
+        let script = format!("{text}printf %s \"$HTTPS_PROXY\"");
+        let read = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8(read.stdout).unwrap(), url);
+        let value = text.lines().last().unwrap().strip_prefix("HTTPS_PROXY=\"").unwrap();
+        assert_eq!(unescape(value.strip_suffix('"').unwrap()), url);
     }
 
     #[test]
