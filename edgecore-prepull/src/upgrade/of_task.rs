@@ -119,8 +119,19 @@ impl Upgrades {
         }
         let trial = put_on_trial(&self.files, &installed_version(), image, program, upgrade.within).await?;
         // Afterwards: a task without a trial would be taken for one that has gone back.
-        self.files.write_task(&TaskTrial { task: task.to_string(), digest: trial.digest })?;
-        Ok(true)
+        let written = self.files.write_task(&TaskTrial { task: task.to_string(), digest: trial.digest });
+        written.map(|()| true).inspect_err(|error| self.take_back(error))
+    }
+
+    /// Ends a trial that hasn't begun: its task fails, so no later start may try the program.
+    fn take_back(&self, why: &anyhow::Error) {
+        let ended = self.files.read_record().and_then(|mut record| {
+            record.go_back(with_causes(why.as_ref()));
+            self.files.write_record(&record)
+        });
+        if let Err(error) = ended {
+            warn!(error = %with_causes(error.as_ref()), "a trial can't be taken back, and the next start tries it");
+        }
     }
 
     /// Has this program end.
@@ -229,6 +240,22 @@ mod tests {
 
         let own = std::fs::read(installed_program()?)?;
         assert!(!upgrades.begin_trial(&task, "agent:1", &own, upgrade).await?, "it runs already");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_trial_without_its_task_is_taken_back() -> anyhow::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let upgrades = Upgrades::new(dir.path(), Obstacles::default());
+        // The task is written to this file first. A full disk refuses the write as well.
+        std::fs::create_dir_all(dir.path().join("upgrade/task.tmp"))?;
+        let task = TaskId { job: prepull_api::task::JobUid("uid".to_owned()), attempt: 1 };
+        let upgrade = Upgrade { within: Duration::from_secs(60), packaged: false };
+        let program = b"#!/bin/sh\necho edgecore-prepull 9.0.0\n";
+        let error = upgrades.begin_trial(&task, "agent:9", program, upgrade).await.err();
+        let error = error.map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.starts_with("cannot write") && error.ends_with("task.json"), "{error}");
+        assert!(!upgrades.files.read_record()?.is_trying());
         Ok(())
     }
 }
