@@ -1,6 +1,7 @@
 //! Errors for wrong input: each names the flag, file or object, the cause, and the remedy.
 #![allow(clippy::unwrap_used)]
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -308,4 +309,20 @@ fn a_failed_trial_on_a_full_disk_goes_back() {
     let output = program(dir.path()).args(line.split(' ')).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.ends_with(&format!("launched {line}\n")), "{said}");
+}
+
+#[test]
+fn a_launcher_ends_between_two_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let tried = store_program(&dir.path().join("s"), "10", "#!/bin/sh\necho >>starts\n");
+    store_upgrade(&dir.path().join("s"), &format!(r#"{{"program": {tried}, "within": 60, "starts": 0}}"#));
+    let mut command = program(dir.path());
+    command.args("run --state-dir s --metrics-listen 127.0.0.1:1".split(' ')).stderr(Stdio::piped());
+    let mut launcher = command.spawn().unwrap();
+    let mut lines = BufReader::new(launcher.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("ended early")));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&launcher), rustix::process::Signal::TERM)
+        .unwrap();
+    assert_eq!(launcher.wait().unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_to_string(dir.path().join("starts")).unwrap(), "\n");
 }

@@ -5,10 +5,12 @@ use std::future::pending;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use futures::FutureExt as _;
 use prepull_program::errors::with_causes;
 use prepull_program::signals::wait_for_termination;
 use rustix::process::{Pid, Signal, kill_process};
@@ -70,6 +72,8 @@ async fn launch_other(
     listen: Listen,
     can_replace: bool,
 ) -> anyhow::Result<Option<ExitStatus>> {
+    // One listener for all starts: a signal between two of them counts as well.
+    let mut stop = pin!(wait_for_termination());
     let mut after_trial = None;
     loop {
         let before = files.read_record()?;
@@ -98,9 +102,10 @@ async fn launch_other(
             },
             StartChoice::Trial(program, within) => {
                 info!(version = program.version, image = program.image, within, "an upgrade is tried");
-                match watch_trial(files, &program, Duration::from_secs(within), listen).await? {
+                match watch_trial(files, &program, Duration::from_secs(within), listen, stop.as_mut()).await?
+                {
                     TrialEnd::Ended(status) if status.code() == Some(RELAUNCH.into()) => {}
-                    TrialEnd::Ended(status) => return Ok(Some(status)),
+                    TrialEnd::Ended(status) | TrialEnd::Stopped(status) => return Ok(Some(status)),
                     TrialEnd::EndedEarly(reason) if record.has_starts_left() => {
                         warn!(version = program.version, reason, "the upgraded program ended early");
                         sleep(RETRY).await;
@@ -109,6 +114,10 @@ async fn launch_other(
                         warn!(version = program.version, reason, "back from the upgrade");
                         after_trial = Some(go_back(files, record, reason));
                     }
+                }
+                if let Some(signal) = stop.as_mut().now_or_never() {
+                    signal?;
+                    return Ok(Some(ExitStatus::default()));
                 }
             }
         }
@@ -200,7 +209,9 @@ pub(crate) fn relaunch() -> anyhow::Result<ExitCode> {
 
 /// How a trial ended.
 enum TrialEnd {
-    /// The program had proved itself, or we were stopped.
+    /// We were stopped, and so was the program.
+    Stopped(ExitStatus),
+    /// The program had proved itself.
     Ended(ExitStatus),
     /// It ended by itself before that.
     EndedEarly(String),
@@ -213,6 +224,7 @@ async fn watch_trial(
     program: &Program,
     within: Duration,
     listen: Listen,
+    mut stop: Pin<&mut impl Future<Output = anyhow::Result<&'static str>>>,
 ) -> anyhow::Result<TrialEnd> {
     let Listen::On(listen) = listen else {
         return Ok(TrialEnd::Failed(
@@ -237,9 +249,9 @@ async fn watch_trial(
             let (status, after) = (status?, began.elapsed().as_secs_f64());
             return Ok(TrialEnd::EndedEarly(format!("it ended after {after:.1} s: {status}")));
         }
-        signal = wait_for_termination() => {
+        signal = stop.as_mut() => {
             signal?;
-            return Ok(TrialEnd::Ended(stop_child(&mut child).await?));
+            return Ok(TrialEnd::Stopped(stop_child(&mut child).await?));
         }
         proved = timeout(within, until_connected(listen)) => {
             if proved.is_err() {
@@ -257,9 +269,9 @@ async fn watch_trial(
     // It goes on as a process of ours until the next start.
     tokio::select! {
         status = child.wait() => Ok(TrialEnd::Ended(status?)),
-        signal = wait_for_termination() => {
+        signal = stop.as_mut() => {
             signal?;
-            Ok(TrialEnd::Ended(stop_child(&mut child).await?))
+            Ok(TrialEnd::Stopped(stop_child(&mut child).await?))
         }
         never = write_proof(files, program) => match never {},
     }
