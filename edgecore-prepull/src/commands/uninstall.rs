@@ -35,7 +35,7 @@ enum UninstallStep {
     /// A directory, if it's empty.
     EmptyDir(PathBuf),
     Reload,
-    /// Pins and unfinished pulls in the container runtime. The agent is stopped by then, so it can't pin again.
+    /// Pins and unfinished pulls in the container runtime, if there is one. The agent is stopped by then, so it can't pin again.
     Runtime(RuntimeEndpoint),
 }
 
@@ -110,7 +110,8 @@ impl UninstallStep {
     /// Whether there's anything to remove.
     fn is_due(&self) -> bool {
         match self {
-            Self::Disable | Self::Reload | Self::Runtime(_) => true,
+            Self::Disable | Self::Reload => true,
+            Self::Runtime(endpoint) => !endpoint.has_no_trace(),
             Self::Proxies(path) => fs::read_to_string(path).is_ok_and(|text| is_ours(&text)),
             // This includes a dangling symbolic link.
             Self::File(path) => path.symlink_metadata().is_ok(),
@@ -212,7 +213,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     let node = StateDir::new(&places.state).joined_as().ok().flatten();
     let mut steps = plan_uninstall(&places, runtime_of(&places.settings), has_systemd, &unit, purge);
     steps.retain(UninstallStep::is_due);
-    if let [UninstallStep::Runtime(_)] = steps[..] {
+    if steps.iter().all(|step| matches!(step, UninstallStep::Runtime(_))) {
         steps.clear();
         print_line("nothing of edgecore-prepull is installed here")?;
     }
@@ -379,6 +380,16 @@ mod tests {
             carry_out_all(&plan(dir.path(), purge)).await.unwrap();
             assert!(!places.program.exists() && !places.settings.exists());
         }
+    }
+
+    #[test]
+    fn a_machine_without_a_runtime_has_no_such_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let is_due = |socket: &str| {
+            let socket = dir.path().join(socket).display().to_string();
+            UninstallStep::Runtime(socket.parse().unwrap()).is_due()
+        };
+        assert!(is_due("stopped.sock") && !is_due("absent/runtime.sock"));
     }
 
     #[tokio::test]

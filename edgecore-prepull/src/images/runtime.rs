@@ -70,12 +70,27 @@ impl RuntimeEndpoint {
         u32::try_from(stream.peer_cred().ok()?.pid()?).ok()
     }
 
+    /// Whether nothing here shows a runtime, not even the directory of a socket, which outlives a runtime that is stopped. So
+    /// it is in a container without the socket.
+    pub(crate) fn has_no_trace(&self) -> bool {
+        match &self.0 {
+            SocketPlace::Named(path) => !is_traced(path),
+            SocketPlace::Usual(search) => !search.places().iter().any(|place| is_traced(place)),
+        }
+    }
+
     fn known_path(&self) -> Option<&Path> {
         match &self.0 {
             SocketPlace::Named(path) => Some(path),
             SocketPlace::Usual(search) => search.found(),
         }
     }
+}
+
+/// Whether the socket, or a directory of its own, is there.
+fn is_traced(socket: &Path) -> bool {
+    let own = socket.parent().filter(|directory| !matches!(directory.to_str(), Some("/run" | "/var/run")));
+    own.unwrap_or(socket).exists()
 }
 
 impl PartialEq for RuntimeEndpoint {

@@ -74,6 +74,10 @@ impl RuntimeSearch {
         Self { places, docker, found: OnceLock::new(), searching: Mutex::new(()) }
     }
 
+    pub(super) fn places(&self) -> &[PathBuf] {
+        &self.places
+    }
+
     /// The place with the runtime that has answered, if any.
     pub(super) fn found(&self) -> Option<&Path> {
         self.found.get().map(PathBuf::as_path)
