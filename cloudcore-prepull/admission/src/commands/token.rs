@@ -16,6 +16,7 @@ use rustls_pki_types::pem::PemObject;
 use super::node::{Installation, node_exists, parse_node};
 use crate::ca::{self, CA_CONFIG_MAP, CaFingerprint};
 use crate::records::Records;
+use crate::records::record::{NodeRecord, Revocation};
 use crate::tokens::{JoinTokens, ListedToken, Scope};
 
 /// The longest lifetime of a token. A longer-lived one would be a forgotten key to the fleet.
@@ -89,17 +90,20 @@ pub async fn create(
         Some(node) => matches!(node_exists(client.clone(), node).await, Ok(false)),
         None => false,
     };
-    let revocation = match &node {
-        Some(node) => find_revocation(client.clone(), namespace, node, hints).await,
-        None => None,
+    let record = match &node {
+        Some(node) => find_record(client.clone(), namespace, node, hints).await,
+        None => NodeRecord::default(),
     };
+    let rejoins = record.key.is_some();
     let scope = node.map_or(Scope::Fleet, Scope::Node);
     let now = SystemTime::now();
+    let revocation = record.revoked.map(|revocation| revocation.at);
     let created = tokens(at).create_after(revocation, ca, scope.clone(), ttl, now).await?;
     let token = created.expose();
-    writeln!(out, "{}", if install_line { render_line(&token, &scope, &server) } else { token })?;
+    let line = |token: &str| render_line(token, &scope, &server, rejoins);
+    writeln!(out, "{}", if install_line { line(&token) } else { token })?;
     // The token exists: a closed stderr is no failure.
-    let line = if install_line { None } else { Some(render_line("TOKEN", &scope, &server)) };
+    let line = (!install_line).then(|| line("TOKEN"));
     let _ = write!(hints, "{}", render_hints(&scope, now + ttl, line.as_deref(), is_missing));
     Ok(ListedToken { id: created.id, scope, expires: now + ttl, used: false })
 }
@@ -124,22 +128,23 @@ fn tokens(at: &Installation) -> JoinTokens {
     JoinTokens::in_cluster(at.client.clone(), &at.namespace)
 }
 
-/// The revocation of the node, which its token must name. A user who may not read it gets a token that admits the
-/// node unless it is revoked.
-async fn find_revocation(
+/// The record of the node, with the revocation that its token must name. A user who may not read it gets a token that admits
+/// the node unless it is revoked.
+async fn find_record(
     client: kube::Client,
     namespace: &str,
     node: &NodeName,
     hints: &mut (dyn Write + Send),
-) -> Option<String> {
+) -> NodeRecord {
     match Records::in_cluster(client, namespace).get(node).await {
         Ok(record) => {
-            let at = record.revoked?.at;
-            let _ = writeln!(
-                hints,
-                "note: node {node} is revoked ({at}): a join with this token lets it in again, under a new key"
-            );
-            Some(at)
+            if let Some(Revocation { at, .. }) = &record.revoked {
+                let _ = writeln!(
+                    hints,
+                    "note: node {node} is revoked ({at}): a join with this token lets it in again, under a new key"
+                );
+            }
+            record
         }
         Err(error) => {
             let error = with_causes(&error);
@@ -148,20 +153,20 @@ async fn find_revocation(
                 "warning: whether node {node} is revoked could not be read ({error}); if it is, this token does not let \
                  it in"
             );
-            None
+            NodeRecord::default()
         }
     }
 }
 
 /// The line that installs the agent on a node. The token stands in the environment, because every user of the node can
-/// see arguments.
-fn render_line(token: &str, scope: &Scope, servers: &[String]) -> String {
+/// see arguments. `rejoins`: the node has joined, so that a machine with its certificate would keep that one.
+fn render_line(token: &str, scope: &Scope, servers: &[String], rejoins: bool) -> String {
     let server = if servers.is_empty() { "CLOUDCORE".to_owned() } else { servers.join(",") };
     let line = format!("PREPULL_TOKEN={token} edgecore-prepull install --server {server}");
     match scope {
         // Each takes its host name.
         Scope::Fleet => line,
-        Scope::Node(node) => format!("{line} --node-name {node}"),
+        Scope::Node(node) => format!("{line} --node-name {node}{}", if rejoins { " --rejoin" } else { "" }),
     }
 }
 
@@ -244,8 +249,10 @@ ID            SCOPE        EXPIRES               USED
 
     #[test]
     fn the_install_line_hides_the_token() {
-        let line = render_line("abc", &Scope::Node("edge-1".into()), &["a.example".to_owned()]);
-        assert_eq!(line, "PREPULL_TOKEN=abc edgecore-prepull install --server a.example --node-name edge-1");
+        let line =
+            |rejoins| render_line("abc", &Scope::Node("edge-1".into()), &["a.example".to_owned()], rejoins);
+        let expected = "PREPULL_TOKEN=abc edgecore-prepull install --server a.example --node-name edge-1";
+        assert_eq!((line(false), line(true)), (expected.to_owned(), format!("{expected} --rejoin")));
     }
 
     #[test]
@@ -253,7 +260,7 @@ ID            SCOPE        EXPIRES               USED
         let expires = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let servers = ["a.example".to_owned(), "b.example".to_owned()];
         let render_hints = |scope: &Scope, servers: &[String], is_missing| {
-            render_hints(scope, expires, Some(&render_line("TOKEN", scope, servers)), is_missing)
+            render_hints(scope, expires, Some(&render_line("TOKEN", scope, servers, false)), is_missing)
         };
         assert_eq!(
             render_hints(&Scope::Node("edge-1".into()), &servers, false),

@@ -120,14 +120,14 @@ pub enum RecordChange {
 #[expect(missing_docs, reason = "the text of each explains it")]
 pub enum NodeRefusal {
     #[error(
-        "node {node} is revoked ({at}): a join with a new token of its own lets it in again (`kubectl prepull tokens \
-         create --node {node}`), and `kubectl prepull node allow {node}` takes the revocation back"
+        "node {node} is revoked ({at}): `edgecore-prepull install --rejoin` with a new token of its own lets it in again \
+         (`kubectl prepull tokens create --node {node}`), and `kubectl prepull node allow {node}` takes the revocation back"
     )]
     Revoked { node: NodeName, at: String },
     #[error(
         "a newer key of node {node} has superseded this one, and only the newest is renewed: this state directory was \
-         copied, or restored from a copy. Stop the other machine, and join again with a new token of this node \
-         (`kubectl prepull tokens create --node {node}`)"
+         copied, or restored from a copy. Stop the other machine, and run `edgecore-prepull install --rejoin` with a new \
+         token of this node (`kubectl prepull tokens create --node {node}`)"
     )]
     Superseded { node: NodeName, newest: KeyHash },
     #[error(

@@ -37,14 +37,15 @@ the public key in DER: openssl pkey -pubin -in cosign.pub -outform DER | sha256s
 already, and from an older edgecore-prepull.
 
 A node that lacks one becomes a Failure with the code Removed, and `retry` brings back what is missing. A re-check takes two
-minutes at most: a node that has not answered by then keeps its result. -o name prints the nodes that lack an image.
+minutes at most: a node that has not answered by then keeps its result, and is counted as not checked. -o name prints the nodes that lack an image.
 
 Examples:
   kubectl prepull verify spring-release
   kubectl prepull verify spring-release && kubectl apply -f app.yaml
   kubectl prepull verify spring-release -o json | jq .missing
 
-Exit status: 0 if no image is missing, 1 if one is, 3 after --timeout.")]
+Exit status: 0 if every node still has its images, 1 if one is missing, 3 if a node was not checked, or after
+--timeout.")]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
     own: OwnJob,
@@ -107,7 +108,16 @@ pub(crate) async fn run(
     let missing = found.nodes.iter().filter(|node| node.is_missing);
     let names = missing.map(|node| format!("node/{}", node.node));
     session.print(&found, names, |_| render(&found, session.screen))?;
-    Ok(if found.missing > 0 { CommandOutcome::Failed } else { CommandOutcome::Done })
+    Ok(outcome(&found))
+}
+
+/// A gate stays closed until every node has answered.
+fn outcome(found: &RecheckResult) -> CommandOutcome {
+    match (found.missing, found.not_checked) {
+        (0, 0) => CommandOutcome::Done,
+        (0, _) => CommandOutcome::TimedOut,
+        _ => CommandOutcome::Failed,
+    }
 }
 
 fn next_number(job: &ImagePrePullJob) -> anyhow::Result<i64> {
@@ -310,6 +320,10 @@ mod tests {
             nodes,
             keys: Vec::new(),
         };
+        assert_eq!(outcome(&found), CommandOutcome::Failed);
+        let waits = RecheckResult { missing: 0, ..found.clone() };
+        assert_eq!(outcome(&waits), CommandOutcome::TimedOut);
+        assert_eq!(outcome(&RecheckResult { not_checked: 0, ..waits }), CommandOutcome::Done);
         let text = render(&found, Screen::plain(80));
         let expected = "\
 job web: 1 of 3 nodes still have every image, missing on 1, 1 not checked

@@ -148,7 +148,7 @@ fn edge_points(facts: &ClusterFacts) -> Vec<Point> {
     let EdgeCounts { total, connected, versions, ending, revoked } = edges;
     let mut points = vec![match (*total, *connected) {
         (0, _) => Point::open("there is no edge: no Node has the label node-role.kubernetes.io/edge")
-            .with_remedy("docs/operations/install.md shows how a node joins"),
+            .with_remedy("kubectl label node NODE node-role.kubernetes.io/edge=, and docs/operations/join.md shows how it joins"),
         (total, connected) if connected == total => {
             Point::good(format!("{} connected", format_count(total as u64, "edge")))
         }
