@@ -72,8 +72,9 @@ pub struct JoinArgs {
     /// Replace the identity of another node in the state directory.
     #[arg(long)]
     pub force: bool,
-    /// Do nothing if this node has joined already and its certificate is valid, or can still be renewed, even if the
-    /// token has expired: for scripts that run at every start.
+    /// Ask for no other certificate if this node has joined already and its own is valid, or can still be renewed, even if
+    /// the token has expired: for scripts that run at every start. An expired one is renewed, and a changed address of cloudcore
+    /// is stored.
     #[arg(long, env = "PREPULL_UNLESS_JOINED", conflicts_with = "force")]
     pub unless_joined: bool,
 }

@@ -200,12 +200,17 @@ impl Work {
                 ))?;
             }
             InstallStep::AwaitConnection => {
-                let session = self.wait_for_connection().await?;
-                print_line(&format!(
-                    "connected to {session} as node {}, {:.1} s after the start",
-                    plan.node,
-                    began.elapsed().as_secs_f64()
-                ))?;
+                let node = &plan.node;
+                print_line(&match self.wait_for_connection().await? {
+                    Some(session) => {
+                        let seconds = began.elapsed().as_secs_f64();
+                        format!("connected to {session} as node {node}, {seconds:.1} s after the start")
+                    }
+                    None => format!(
+                        "started as node {node}; whether it connects is not known, since metricsListen is off: `journalctl \
+                         --unit {UNIT}` shows it"
+                    ),
+                })?;
             }
             InstallStep::Explain(init) => {
                 let _ = fs::remove_file(&places.restart_due);
@@ -278,13 +283,9 @@ impl Work {
         Ok(())
     }
 
-    /// Waits until the agent has a session, and returns its address.
-    async fn wait_for_connection(&self) -> anyhow::Result<String> {
-        let Listen::On(listen) = self.effective()?.metrics_listen else {
-            return Ok(format!(
-                "cloudcore-prepull, presumably (metricsListen is off: `journalctl --unit {UNIT}` shows it)"
-            ));
-        };
+    /// Waits until the agent has a session, and returns its address. Without the agent's metrics that can't be seen: none.
+    async fn wait_for_connection(&self) -> anyhow::Result<Option<String>> {
+        let Listen::On(listen) = self.effective()?.metrics_listen else { return Ok(None) };
         let (began, since) = (Instant::now(), SystemTime::now());
         let (mut next_line, mut running_at) = (began + PROGRESS, began);
         loop {
@@ -298,7 +299,7 @@ impl Work {
                 && let Some(session) = health.session
             {
                 self.look_at_runtime(listen).await?;
-                return Ok(session);
+                return Ok(Some(session));
             }
             let waited = began.elapsed();
             if waited >= self.timeout || running_at.elapsed() >= PATIENCE_WITH_UNIT {
