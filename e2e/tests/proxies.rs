@@ -64,7 +64,10 @@ async fn a_fenced_box_joins_pulls_and_reports_through_a_proxy() -> Result<()> {
     ensure!(said.contains(&through), "{through:?} is not in {said}");
 
     // The connection breaks: the way that worked is tried first, before a direct one takes its deadline.
+    // The box stands still until the proxy listens again: otherwise it may find it gone, and try the direct way.
+    edge.stop_agent()?;
     store.proxy.restart().await?;
+    edge.cont_agent()?;
     eventually("the box notices", SOON, async || {
         ensure!(edge.agent_log().contains("disconnected from the cloud"), "it's still connected");
         Ok(())
