@@ -1,5 +1,7 @@
 //! The context of one node's step: the time, and the sinks for its actions, slot changes and wake-up.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::{CloudMessage, truncate_reason};
@@ -37,10 +39,6 @@ impl<'a> NodeEffects<'a> {
 
     pub(super) fn emit(&mut self, action: Action) {
         self.effects.emit(action);
-    }
-
-    pub(super) fn cancel(&mut self, task: TaskId, reason: &str) {
-        self.send(CloudMessage::Cancel { task, reason: reason.to_owned() });
     }
 
     pub(super) fn acknowledge(&mut self, task: TaskId) {
@@ -86,5 +84,22 @@ impl<'a> NodeEffects<'a> {
 
     pub(super) fn wakeup(&self) -> Option<Timestamp> {
         self.wakeup
+    }
+}
+
+/// The tasks that were cancelled in this session, until their results come. At a second Cancel the node would send its
+/// result again, and that could be taken for the result of the same task's next sending.
+#[derive(Debug, Default)]
+pub(super) struct CancelledTasks(BTreeSet<TaskId>);
+
+impl CancelledTasks {
+    pub(super) fn cancel(&mut self, task: &TaskId, reason: &str, fx: &mut NodeEffects<'_>) {
+        if self.0.insert(task.clone()) {
+            fx.send(CloudMessage::Cancel { task: task.clone(), reason: reason.to_owned() });
+        }
+    }
+
+    pub(super) fn note_result(&mut self, task: &TaskId) {
+        self.0.remove(task);
     }
 }

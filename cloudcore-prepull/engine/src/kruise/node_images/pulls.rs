@@ -9,7 +9,7 @@ use prepull_api::crd::kruise::ImageTagStatus;
 
 use super::Context;
 use super::compact::{CompactNodeImage, CompactTag};
-use super::effects::NodeEffects;
+use super::effects::{CancelledTasks, NodeEffects};
 use super::events::end_events;
 use super::owners;
 use super::tag_pull::{TagPull, TagPullState, refused_status, task_id};
@@ -24,9 +24,10 @@ const LEDGER_SHARE: usize = prepull_api::wire::MAX_OPEN_TASKS / 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Pulls {
-    pulls: BTreeMap<TagKey, TagPull>,
+    open: BTreeMap<TagKey, TagPull>,
     /// The statuses of tags that the rules refuse: they have failed without a task.
     refused: BTreeMap<TagKey, ImageTagStatus>,
+    cancelled: CancelledTasks,
 }
 
 /// A tag that the spec wants, and that hasn't ended.
@@ -38,13 +39,13 @@ struct WantedTag<'a> {
 
 impl Pulls {
     pub(super) fn has_waiting(&self) -> bool {
-        self.pulls.values().any(|pull| matches!(pull.state(), TagPullState::Waiting))
+        self.open.values().any(|pull| matches!(pull.state(), TagPullState::Waiting))
     }
 
     /// The status of a tag that has not ended in the stored status.
     pub(super) fn status_of(&self, key: &TagKey) -> Option<ImageTagStatus> {
         let refused = self.refused.get(key).cloned();
-        refused.or_else(|| self.pulls.get(key).map(TagPull::status))
+        refused.or_else(|| self.open.get(key).map(TagPull::status))
     }
 
     /// Brings the pulls in line with the spec. A tag that has ended in the stored status needs none any more, which is when
@@ -88,7 +89,7 @@ impl Pulls {
     ) {
         let task = task_id(object.uid(), &key, &valid);
         let new = |valid| TagPull::new(key.clone(), task.clone(), tag.version, valid);
-        match self.pulls.get_mut(&key) {
+        match self.open.get_mut(&key) {
             Some(pull) if pull.task == task => {}
             // A new round of the very same: the node goes on to the end of the earlier one, and what that fetches need not
             // be fetched again.
@@ -98,13 +99,13 @@ impl Pulls {
                 pull.started = pull.started.and(Some(fx.now));
             }
             Some(pull) => {
-                pull.abandon(fx);
+                pull.abandon(&mut self.cancelled, fx);
                 *pull = new(valid);
             }
             None => {
                 let stored = object.status_of(&key.image, &key.tag);
                 let pull = new(valid).resume(stored);
-                self.pulls.insert(key, pull);
+                self.open.insert(key, pull);
             }
         }
     }
@@ -115,8 +116,8 @@ impl Pulls {
         reason: String,
         fx: &mut NodeEffects<'_>,
     ) {
-        if let Some(mut pull) = self.pulls.remove(&key) {
-            pull.abandon(fx);
+        if let Some(mut pull) = self.open.remove(&key) {
+            pull.abandon(&mut self.cancelled, fx);
         }
         let known = self.refused.get(&key);
         if known.is_none_or(|known| known.version != tag.version || known.message != reason) {
@@ -132,10 +133,10 @@ impl Pulls {
     }
 
     fn retain(&mut self, is_wanted: impl Fn(&TagKey) -> bool, fx: &mut NodeEffects<'_>) {
-        self.pulls.retain(|key, pull| {
+        self.open.retain(|key, pull| {
             let is_wanted = is_wanted(key);
             if !is_wanted {
-                pull.abandon(fx);
+                pull.abandon(&mut self.cancelled, fx);
             }
             is_wanted
         });
@@ -149,7 +150,7 @@ impl Pulls {
         fx: &mut NodeEffects<'_>,
     ) {
         let mut given_up: Vec<(TagKey, &'static str)> = Vec::new();
-        for (key, pull) in &self.pulls {
+        for (key, pull) in &self.open {
             if matches!(pull.state(), TagPullState::Ended { .. }) {
                 continue;
             }
@@ -163,8 +164,8 @@ impl Pulls {
                     continue;
                 }
             }
-            if pull.is_sent() {
-                fx.cancel(pull.sent.clone(), pull.give_up_reason());
+            if pull.is_assigned() {
+                self.cancelled.cancel(&pull.sent, pull.give_up_reason(), fx);
             }
             given_up.push((key.clone(), pull.give_up_reason()));
         }
@@ -180,10 +181,10 @@ impl Pulls {
         context: &mut Context<'_>,
         fx: &mut NodeEffects<'_>,
     ) {
-        let in_ledger = self.pulls.values().filter(|pull| pull.is_in_ledger()).count();
+        let in_ledger = self.open.values().filter(|pull| pull.is_in_ledger()).count();
         let mut room = LEDGER_SHARE.saturating_sub(in_ledger);
         let mut waiting: Vec<(Option<Timestamp>, TagKey)> = Vec::new();
-        for (key, pull) in self.pulls.iter().filter(|(_, pull)| matches!(pull.state(), TagPullState::Waiting))
+        for (key, pull) in self.open.iter().filter(|(_, pull)| matches!(pull.state(), TagPullState::Waiting))
         {
             if let Some(not_before) = pull.not_before.filter(|not_before| *not_before > fx.now) {
                 fx.wake_at(not_before);
@@ -195,7 +196,7 @@ impl Pulls {
         waiting.sort_unstable();
         for (_, key) in waiting {
             let Some((image, tag)) = object.tag(&key) else { continue };
-            let Some(pull) = self.pulls.get_mut(&key) else { continue };
+            let Some(pull) = self.open.get_mut(&key) else { continue };
             if room == 0 || !(context.take_slot)(fx.node) {
                 return;
             }
@@ -208,7 +209,7 @@ impl Pulls {
 
     /// Ends a pull as failed without a result of the node.
     fn fail(&mut self, object: &CompactNodeImage, key: &TagKey, message: String, fx: &mut NodeEffects<'_>) {
-        let Some(pull) = self.pulls.get_mut(key) else { return };
+        let Some(pull) = self.open.get_mut(key) else { return };
         pull.fail_without_result(message, fx);
         publish_end(object, pull, fx);
     }

@@ -15,7 +15,7 @@ use prepull_api::wire::truncate_reason;
 
 use super::TagDispatch;
 use super::compact::{CompactTag, TagStatus};
-use super::effects::NodeEffects;
+use super::effects::{CancelledTasks, NodeEffects};
 use super::owners::{job_of, round_jobs, round_namespace};
 use super::shared_parts::ImageTerms;
 use crate::kruise::TagKey;
@@ -211,9 +211,9 @@ impl TagPull {
     }
 
     /// Gives the task up because the spec does not ask for it any more: cancels it, or acknowledges its result.
-    pub(super) fn abandon(&mut self, fx: &mut NodeEffects<'_>) {
-        if self.is_sent() || self.needs_keys {
-            fx.cancel(self.sent.clone(), UNWANTED);
+    pub(super) fn abandon(&mut self, cancelled: &mut CancelledTasks, fx: &mut NodeEffects<'_>) {
+        if self.is_assigned() || self.needs_keys {
+            cancelled.cancel(&self.sent, UNWANTED, fx);
         }
         if let TagPullState::Ended { unacknowledged: Some(task), .. } = &self.state {
             fx.acknowledge(task.clone());
@@ -223,7 +223,12 @@ impl TagPull {
 
     /// Whether the node has the task, or is about to get it.
     pub(super) fn is_sent(&self) -> bool {
-        matches!(self.state, TagPullState::Dispatching | TagPullState::OnNode | TagPullState::OnOfflineNode)
+        self.is_assigned() || matches!(self.state, TagPullState::Dispatching)
+    }
+
+    /// Whether the node has the task. One that it is about to get is cancelled once it has been sent.
+    pub(super) fn is_assigned(&self) -> bool {
+        matches!(self.state, TagPullState::OnNode | TagPullState::OnOfflineNode)
     }
 
     /// Whether the node's ledger has the task, or is about to have it.

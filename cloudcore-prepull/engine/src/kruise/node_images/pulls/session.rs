@@ -8,7 +8,7 @@ use prepull_api::wire::{OpenPhase, OpenTask, TaskProgress, truncate_reason};
 use super::{Pulls, publish_end};
 use crate::fleet::session::SessionId;
 use crate::kruise::node_images::compact::CompactNodeImage;
-use crate::kruise::node_images::effects::NodeEffects;
+use crate::kruise::node_images::effects::{CancelledTasks, NodeEffects};
 use crate::kruise::node_images::tag_pull::{TagPull, TagPullState, UNWANTED, is_of_node_image};
 use crate::shared::access::KeysSent;
 use crate::shared::outcomes::DispatchOutcome;
@@ -26,21 +26,22 @@ impl Pulls {
     }
 
     fn on_node(&self, task: &TaskId) -> Option<&TagPull> {
-        let pull = self.pulls.values().find(|pull| pull.sent == *task)?;
+        let pull = self.open.values().find(|pull| pull.sent == *task)?;
         matches!(pull.state(), TagPullState::OnNode).then_some(pull)
     }
 
     /// The credentials that the task was sent with.
     pub(in super::super) fn note_keys(&mut self, task: &TaskId, keys: Option<KeysSent>) {
-        if let Some(pull) = self.pulls.values_mut().find(|pull| pull.task == *task) {
+        if let Some(pull) = self.open.values_mut().find(|pull| pull.task == *task) {
             pull.keys = keys;
         }
     }
 
     /// The node has connected, and its ledger has these tasks.
     pub(in super::super) fn reconnect(&mut self, open: &[OpenTask], fx: &mut NodeEffects<'_>) {
+        self.cancelled = CancelledTasks::default();
         let open: Vec<_> = open.iter().filter(|open| is_of_node_image(&open.task)).collect();
-        for pull in self.pulls.values_mut() {
+        for pull in self.open.values_mut() {
             // A new session may deliver the task that the old one couldn't.
             (pull.needs_keys, pull.not_before) = (false, None);
             if matches!(pull.state(), TagPullState::OnNode | TagPullState::OnOfflineNode) {
@@ -53,7 +54,7 @@ impl Pulls {
             }
         }
         for open in open {
-            let known = self.pulls.values_mut().find(|pull| pull.task.job == open.task.job);
+            let known = self.open.values_mut().find(|pull| pull.task.job == open.task.job);
             match known {
                 Some(pull) if matches!(pull.state(), TagPullState::OnNode) && pull.sent == open.task => {}
                 // It is sent again, with its keys.
@@ -68,13 +69,13 @@ impl Pulls {
                 }
                 // Its result follows, and is acknowledged then.
                 _ if open.phase == OpenPhase::Finished => {}
-                _ => fx.cancel(open.task.clone(), UNWANTED),
+                _ => self.cancelled.cancel(&open.task, UNWANTED, fx),
             }
         }
     }
 
     pub(in super::super) fn disconnect(&mut self, fx: &mut NodeEffects<'_>) {
-        for pull in self.pulls.values_mut().filter(|pull| matches!(pull.state(), TagPullState::OnNode)) {
+        for pull in self.open.values_mut().filter(|pull| matches!(pull.state(), TagPullState::OnNode)) {
             pull.mark_offline(fx);
         }
     }
@@ -90,7 +91,7 @@ impl Pulls {
     ) {
         let is_dispatching =
             |pull: &&mut TagPull| pull.sent == *task && matches!(pull.state(), TagPullState::Dispatching);
-        let Some(pull) = self.pulls.values_mut().find(is_dispatching) else {
+        let Some(pull) = self.open.values_mut().find(is_dispatching) else {
             // Unless Hello already confirmed the task: do not cancel it.
             if matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_)) {
                 self.cancel_unless_wanted(task, fx);
@@ -126,16 +127,16 @@ impl Pulls {
         self.cancel_unless_wanted(task, fx);
     }
 
-    fn cancel_unless_wanted(&self, task: &TaskId, fx: &mut NodeEffects<'_>) {
-        if !self.pulls.values().any(|pull| pull.sent == *task && pull.is_sent()) {
-            fx.cancel(task.clone(), UNWANTED);
+    fn cancel_unless_wanted(&mut self, task: &TaskId, fx: &mut NodeEffects<'_>) {
+        if !self.open.values().any(|pull| pull.sent == *task && pull.is_sent()) {
+            self.cancelled.cancel(task, UNWANTED, fx);
         }
     }
 
     pub(in super::super) fn progress(&mut self, progress: &TaskProgress, fx: &mut NodeEffects<'_>) {
         let is_meant = |pull: &&mut TagPull| pull.sent == progress.task && pull.is_sent();
-        let Some(pull) = self.pulls.values_mut().find(is_meant) else {
-            return fx.cancel(progress.task.clone(), UNWANTED);
+        let Some(pull) = self.open.values_mut().find(is_meant) else {
+            return self.cancelled.cancel(&progress.task, UNWANTED, fx);
         };
         pull.last_heard = Some(fx.now);
         pull.waits = truncate_reason(&progress.waits);
@@ -156,7 +157,8 @@ impl Pulls {
         object: Option<&CompactNodeImage>,
         fx: &mut NodeEffects<'_>,
     ) {
-        let Some(pull) = self.pulls.values_mut().find(|pull| pull.sent == result.task) else {
+        self.cancelled.note_result(&result.task);
+        let Some(pull) = self.open.values_mut().find(|pull| pull.sent == result.task) else {
             return fx.acknowledge(result.task.clone());
         };
         match pull.state() {

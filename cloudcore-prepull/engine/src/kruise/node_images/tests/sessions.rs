@@ -44,6 +44,10 @@ fn an_unrequested_task_is_cancelled() {
     world.receive(EdgeMessage::Accepted { task: unwanted.clone() });
     assert_eq!(cancels(&world.take_sent()), [&unwanted]);
     world.report_progress(&unwanted, 1, 2);
+    assert_eq!(world.take_sent(), [], "a second Cancel would bring a second result");
+    world.end_task(&unwanted, failed("cancelled"));
+    world.take_sent();
+    world.report_progress(&unwanted, 1, 2);
     assert_eq!(cancels(&world.take_sent()), [&unwanted]);
     for phase in [OpenPhase::Running, OpenPhase::NeedsKeys] {
         world.connect(&[(task.clone(), OpenPhase::Running), (unwanted.clone(), phase)]);

@@ -146,6 +146,8 @@ fn a_removed_tags_task_is_cancelled() {
     let said = world.take_sent();
     assert!(said.len() == 1 && is_cancel(&said[0], &task), "{said:?}");
     assert_eq!(world.slots, 1);
+    world.receive(EdgeMessage::Accepted { task: task.clone() });
+    assert_eq!(world.take_sent(), [], "it is cancelled");
     let stopped = ImageResult { outcome: ImageOutcome::Stopped, ..failed("cancelled") };
     world.end_task(&task, stopped);
     assert_eq!(world.take_sent(), [acked(&task)]);
