@@ -31,8 +31,8 @@ pub(super) struct ChildWrites {
     is_refused: bool,
     /// Whether an object that does not belong to the list has the child's name.
     is_name_taken: bool,
-    /// The fingerprint of the work for which a child was deleted last: a policy may give each child another one, so none is
-    /// deleted twice for the same.
+    /// The fingerprint of the list's work, if a child was deleted for it: a policy may give each child another one, so
+    /// none is deleted twice for the same.
     deleted_for: Option<u64>,
 }
 
@@ -54,6 +54,11 @@ impl ChildWrites {
     /// Whether a child that has finished may be deleted, so that the next one does this work.
     pub(super) fn may_run_again(&self, work: u64) -> bool {
         self.deleted_for != Some(work)
+    }
+
+    /// The list wants this work. An earlier one may come back with another edit, and is done again then.
+    pub(super) fn want_work(&mut self, work: u64) {
+        self.deleted_for.take_if(|known| *known != work);
     }
 
     /// A child is deleted, and the next one does this work.
@@ -107,6 +112,7 @@ impl ChildWrites {
         match outcome {
             WriteOutcome::Done => self.is_name_taken = false,
             WriteOutcome::Gone => self.is_name_taken = self.last == Some(ChildWrite::Create),
+            WriteOutcome::Failed if self.last == Some(ChildWrite::Delete) => self.deleted_for = None,
             WriteOutcome::Failed => {}
         }
         self.is_name_taken && !was_taken

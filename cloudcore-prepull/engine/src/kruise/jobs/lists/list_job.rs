@@ -188,6 +188,7 @@ impl RunningListJob {
 
     fn write_children(&mut self, children: &Children, fx: &mut Effects<'_>) {
         let Some(plan) = &self.plan else { return };
+        self.writes.values_mut().for_each(|writes| writes.want_work(plan.fingerprint.work));
         let list = self.lifecycle.id();
         let by_image = self.by_image(children);
         let wanted = self.wanted_writes(plan, children, &by_image);

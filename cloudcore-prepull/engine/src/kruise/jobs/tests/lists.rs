@@ -206,6 +206,30 @@ fn an_edit_runs_a_finished_child_again() {
 }
 
 #[test]
+fn a_child_runs_again_for_each_edit() {
+    let mut d = Driver::with(THREE);
+    // The list goes on for its second image.
+    let wanted = |nodes: &[&str]| spec(&json!({"selector": {"names": nodes}}));
+    d.list("list", wanted(&["a"]));
+    d.succeeds(&nginx(), &["a"]);
+    take_child_writes(&mut d);
+    let made_again = ["delete nginx:1", "change redis:2", "make nginx:1"];
+    d.list("list", wanted(&["a", "b"]));
+    assert_eq!(take_child_writes(&mut d), made_again);
+    // It is edited while it runs, and back when it has ended.
+    d.list("list", wanted(&["a"]));
+    assert_eq!(take_child_writes(&mut d), ["change nginx:1", "change redis:2"]);
+    d.succeeds(&nginx(), &["a"]);
+    d.child_outcomes = vec![WriteOutcome::Failed];
+    d.list("list", wanted(&["a", "b"]));
+    d.pass(1);
+    assert_eq!(
+        take_child_writes(&mut d),
+        ["delete nginx:1", "change redis:2", "delete nginx:1", "make nginx:1"]
+    );
+}
+
+#[test]
 fn a_policy_on_children_has_none_run_for_ever() {
     let mut d = Driver::with(THREE);
     // The list goes on for its second image.
