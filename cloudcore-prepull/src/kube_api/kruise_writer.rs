@@ -1,8 +1,8 @@
 //! The writer of Kruise's objects. When to write, and what, the engine decides; nothing is retried here.
 //!
 //! A write of a NodeImage names the version that it replaces, because people edit NodeImages by hand and none of their
-//! edits may be lost. A write of a job's status names it as well: one that timed out may still reach the server after
-//! the final status has been written. Only the specs of a list's jobs are written over any version.
+//! edits may be lost. A write of a job's status names it as well, and the generation of the spec that it's about: one that
+//! timed out may still reach the server after the final status has been written, and a job may be edited as it ends.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -32,19 +32,22 @@ use crate::kube_api::refusal::FailureLog;
 /// other ended.
 const WRITES: usize = 16;
 
+/// The version of a job, and the generation of its spec.
+type JobVersion = (String, i64);
+
 /// The versions of jobs after their last write, which spare a read before the next one.
 #[derive(Debug, Default)]
-struct Versions(HashMap<JobUid, String>);
+struct Versions(HashMap<JobUid, JobVersion>);
 
 impl Versions {
     /// More jobs than run at a time. Those that were deleted while they ran would be kept for ever otherwise.
     const MOST: usize = 4096;
 
-    fn take(&mut self, job: &JobUid) -> Option<String> {
+    fn take(&mut self, job: &JobUid) -> Option<JobVersion> {
         self.0.remove(job)
     }
 
-    fn put(&mut self, job: &JobUid, version: String) {
+    fn put(&mut self, job: &JobUid, version: JobVersion) {
         if self.0.len() >= Self::MOST {
             self.0.clear();
         }
@@ -160,17 +163,16 @@ impl KruiseWriter {
 
     async fn try_job(&self, write: JobWrite) -> Result<WriteOutcome, Error> {
         match write {
-            JobWrite::PullJobStatus(id, status) => {
-                let has_ended = status.completion_time.is_some();
-                self.write_status(&self.namespaced::<ImagePullJob>(&id), &id, json!(status), has_ended).await
+            JobWrite::PullJobStatus(id, generation, status) => {
+                let api = self.namespaced::<ImagePullJob>(&id);
+                self.write_status(&api, &id, generation, json!(status)).await
             }
-            JobWrite::ListJobStatus(id, status) => {
-                let has_ended = status.completion_time.is_some();
+            JobWrite::ListJobStatus(id, generation, status) => {
                 let api = self.namespaced::<ImageListPullJob>(&id);
-                self.write_status(&api, &id, json!(status), has_ended).await
+                self.write_status(&api, &id, generation, json!(status)).await
             }
-            JobWrite::UpdateChild { list: _, child: id, spec } => {
-                replace_spec(&self.namespaced(&id), &id, json!(spec)).await
+            JobWrite::UpdateChild { list: _, child: id, version, spec } => {
+                replace_spec(&self.namespaced(&id), &id, version.as_deref(), json!(spec)).await
             }
             JobWrite::DeletePullJob(id) | JobWrite::DeleteChild { child: id, .. } => {
                 let api = self.namespaced::<ImagePullJob>(&id);
@@ -184,13 +186,14 @@ impl KruiseWriter {
         }
     }
 
-    /// Replaces the status of a job in the version that it has. A write that comes too late fails on that version.
+    /// Replaces the status of a job in the version that it has, if that has this generation. A write that comes too late
+    /// fails on that version.
     async fn write_status<K>(
         &self,
         api: &Api<K>,
         id: &ObjectId,
+        generation: i64,
         status: Value,
-        has_ended: bool,
     ) -> Result<WriteOutcome, Error>
     where
         K: Resource + Clone + DeserializeOwned + Debug,
@@ -199,20 +202,23 @@ impl KruiseWriter {
         let known = self.versions.lock().take(&id.uid);
         for known in [known, None] {
             let is_read = known.is_none();
-            let version = match known {
-                Some(version) => version,
+            let (version, found) = match known {
+                Some(known) => known,
                 None => match object_write::read_metadata(api, &id.name, &id.uid.0).await? {
-                    Some(found) => found.resource_version().unwrap_or_default(),
+                    Some(found) => version_of(&found),
                     None => return Ok(WriteOutcome::Gone),
                 },
             };
+            if found != generation {
+                continue;
+            }
             let target = PatchTarget { name: &id.name, uid: &id.uid.0, version: Some(&version) };
             let values = [("/status", status.clone())];
             match object_write::patch(api, target, PatchEndpoint::Status, values).await {
                 Ok(written) => {
                     // Of most jobs nothing is written any more once they have ended.
-                    if let Some(version) = written.resource_version().filter(|_| !has_ended) {
-                        self.versions.lock().put(&id.uid, version);
+                    if status["completionTime"].is_null() {
+                        self.versions.lock().put(&id.uid, version_of(&written));
                     }
                     return Ok(WriteOutcome::Done);
                 }
@@ -259,20 +265,34 @@ impl KruiseWriter {
     }
 }
 
-/// Replaces the spec of a list's job, at any version: only this program writes it.
-async fn replace_spec(api: &Api<ImagePullJob>, id: &ObjectId, spec: Value) -> Result<WriteOutcome, Error> {
-    let target = PatchTarget { name: &id.name, uid: &id.uid.0, version: None };
+fn version_of(object: &impl ResourceExt) -> JobVersion {
+    (object.resource_version().unwrap_or_default(), object.meta().generation.unwrap_or_default())
+}
+
+/// Replaces the spec of a list's job.
+async fn replace_spec(
+    api: &Api<ImagePullJob>,
+    id: &ObjectId,
+    version: Option<&str>,
+    spec: Value,
+) -> Result<WriteOutcome, Error> {
+    let target = PatchTarget { name: &id.name, uid: &id.uid.0, version };
     let Err(error) = object_write::patch(api, target, PatchEndpoint::Object, [("/spec", spec)]).await else {
         return Ok(WriteOutcome::Done);
     };
     match WriteFailure::from_error(&error) {
         WriteFailure::NotFound => Ok(WriteOutcome::Gone),
-        // The test of the UID failed, unless the definition does not accept what was written.
-        WriteFailure::Invalid if object_write::read_metadata(api, &id.name, &id.uid.0).await?.is_none() => {
-            Ok(WriteOutcome::Gone)
-        }
-        // A conflict does not say that the object is gone: no version was given.
-        WriteFailure::Invalid | WriteFailure::Conflict | WriteFailure::Other => Err(error),
+        // A test failed, unless the definition does not accept what was written.
+        WriteFailure::Invalid => match object_write::read_metadata(api, &id.name, &id.uid.0).await? {
+            None => Ok(WriteOutcome::Gone),
+            Some(found)
+                if version.is_some_and(|version| found.resource_version().as_deref() != Some(version)) =>
+            {
+                Ok(WriteOutcome::Failed)
+            }
+            Some(_) => Err(error),
+        },
+        WriteFailure::Conflict | WriteFailure::Other => Err(error),
     }
 }
 
@@ -320,6 +340,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Server {
         version: u64,
+        generation: i64,
         status: Value,
         late: Option<Value>,
     }
@@ -333,7 +354,9 @@ mod tests {
             let stored = self.version.to_string();
             let fits = value("/metadata/resourceVersion").is_none_or(|version| version == *stored);
             if fits {
-                (self.version, self.status) = (self.version + 1, value("/status").unwrap());
+                self.version += 1;
+                self.generation += i64::from(value("/spec").is_some());
+                self.status = value("/status").unwrap_or_else(|| self.status.clone());
             }
             fits
         }
@@ -351,6 +374,7 @@ mod tests {
             }
             let metadata = json!({
                 "name": "job", "namespace": "shop", "uid": "uid", "resourceVersion": self.version.to_string(),
+                "generation": self.generation,
             });
             let object = json!({
                 "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ImagePullJob", "metadata": metadata,
@@ -379,9 +403,9 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_late_write_of_a_status_fails() {
-        let server = Arc::new(Mutex::new(Server { status: json!({}), ..Server::default() }));
+    /// A server, its writer, and the job.
+    fn served(server: Server) -> (Arc<Mutex<Server>>, KruiseWriter, ObjectId) {
+        let server = Arc::new(Mutex::new(server));
         let at_server = Arc::clone(&server);
         let serve = move |request: Request<Body>| {
             let server = Arc::clone(&at_server);
@@ -396,10 +420,44 @@ mod tests {
         let writer = KruiseWriter::new(Client::new(tower::service_fn(serve), "default"));
         let id =
             ObjectId { namespace: "shop".to_owned(), name: "job".to_owned(), uid: JobUid("uid".to_owned()) };
-        let write = |message: &str| {
-            let status = ImagePullJobStatus { message: message.to_owned(), ..ImagePullJobStatus::default() };
-            writer.write_job(JobWrite::PullJobStatus(id.clone(), Box::new(status)))
+        (server, writer, id)
+    }
+
+    fn status_write(id: &ObjectId, generation: i64, message: &str) -> JobWrite {
+        let status = ImagePullJobStatus { message: message.to_owned(), ..ImagePullJobStatus::default() };
+        JobWrite::PullJobStatus(id.clone(), generation, Box::new(status))
+    }
+
+    #[tokio::test]
+    async fn a_write_is_for_what_was_decided_on() {
+        let (server, writer, id) = served(Server { late: Some(Value::Null), ..Server::default() });
+        let update = |version: Option<&str>| JobWrite::UpdateChild {
+            list: id.clone(),
+            child: id.clone(),
+            version: version.map(str::to_owned),
+            spec: Box::default(),
         };
+        assert_eq!(writer.write_job(status_write(&id, 0, "first")).await, WriteOutcome::Done);
+        assert_eq!(
+            writer.write_job(update(Some("0"))).await,
+            WriteOutcome::Failed,
+            "it may have ended since"
+        );
+        assert_eq!(writer.write_job(update(Some("1"))).await, WriteOutcome::Done);
+        // The version is known from the last write, and then it's read.
+        for _ in 0..2 {
+            assert_eq!(writer.write_job(status_write(&id, 0, "of another spec")).await, WriteOutcome::Failed);
+        }
+        assert_eq!(server.lock().status["message"], "first");
+        assert_eq!(writer.write_job(status_write(&id, 1, "second")).await, WriteOutcome::Done);
+        assert_eq!(writer.write_job(update(None)).await, WriteOutcome::Done, "any version");
+        assert_eq!(server.lock().generation, 2);
+    }
+
+    #[tokio::test]
+    async fn a_late_write_of_a_status_fails() {
+        let (server, writer, id) = served(Server { status: json!({}), ..Server::default() });
+        let write = |message: &str| writer.write_job(status_write(&id, 0, message));
         assert_eq!(write("late").await, WriteOutcome::Failed);
         assert_eq!(write("last but one").await, WriteOutcome::Done);
         assert_eq!(write("last").await, WriteOutcome::Done);

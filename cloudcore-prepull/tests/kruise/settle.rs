@@ -117,21 +117,17 @@ impl World {
         // Paused jobs are resumed.
         let paused: Vec<_> = self.pull_jobs.keys().cloned().collect();
         for name in paused {
-            let version = self.new_version();
             let job = self.pull_jobs.get_mut(&name).unwrap();
             if job.owner_references().is_empty() {
                 job.spec.template.parallelism = Some(IntOrString::Int(2));
-                job.metadata.resource_version = Some(version);
-                self.job_changed(&name, None);
+                self.touch(&name);
             }
         }
         let lists: Vec<_> = self.list_jobs.keys().cloned().collect();
         for name in lists {
-            let version = self.new_version();
             let list = self.list_jobs.get_mut(&name).unwrap();
             list.spec.template.parallelism = Some(IntOrString::Int(2));
-            list.metadata.resource_version = Some(version);
-            self.list_changed(&name, None);
+            self.touch(&name);
         }
         self.settle_for(200, Duration::from_secs(1));
         self.settle_for(90, Duration::from_secs(30));

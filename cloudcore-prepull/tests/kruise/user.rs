@@ -34,7 +34,7 @@ impl World {
                     let mut list = ImageListPullJob::new(&name, spec);
                     list.metadata.uid = Some(self.new_uid());
                     list.metadata.namespace = Some("shop".to_owned());
-                    list.metadata.resource_version = Some(self.new_version());
+                    self.edited(&mut list.metadata);
                     self.list_jobs.insert(name.clone(), list);
                     self.list_changed(&name, None);
                 }
@@ -121,19 +121,18 @@ impl World {
         }
     }
 
-    /// An object has another version.
-    fn touch(&mut self, name: &str) {
-        let version = Some(self.new_version());
-        if let Some(job) = self.pull_jobs.get_mut(name) {
-            job.metadata.resource_version = version;
-            self.job_changed(name, None);
-        } else if let Some(list) = self.list_jobs.get_mut(name) {
-            list.metadata.resource_version = version;
-            self.list_changed(name, None);
-        } else if let Some(object) = self.node_images.get_mut(name) {
-            object.metadata.resource_version = version;
-            self.node_image_changed(name);
-        }
+    /// An object has another spec.
+    pub(crate) fn touch(&mut self, name: &str) {
+        let jobs = self.pull_jobs.get_mut(name).map(|job| &mut job.metadata);
+        let lists = self.list_jobs.get_mut(name).map(|list| &mut list.metadata);
+        let images = self.node_images.get_mut(name).map(|object| &mut object.metadata);
+        let Some(metadata) = jobs.or(lists).or(images) else { return };
+        self.version += 1;
+        metadata.resource_version = Some(self.version.to_string());
+        *metadata.generation.get_or_insert(0) += 1;
+        self.job_changed(name, None);
+        self.list_changed(name, None);
+        self.node_image_changed(name);
     }
 
     fn edit_job(&mut self) {
@@ -144,7 +143,6 @@ impl World {
         let name = names[self.rng.below(names.len())].clone();
         let (what, parallelism) = (self.rng.below(4), self.rng.pick(&[0, 1, 3]));
         let (image, timeout) = (self.rng.pick(&IMAGES), self.rng.pick(&[60, 90]));
-        let version = self.new_version();
         self.unreadable.remove(&name);
         let job = self.pull_jobs.get_mut(&name).unwrap();
         match what {
@@ -156,24 +154,26 @@ impl World {
             _ if job.owner_references().is_empty() => image.clone_into(&mut job.spec.image),
             _ => {}
         }
-        job.metadata.resource_version = Some(version);
         let spec = job.spec.clone();
         self.log(|| format!("{name} is edited: {spec:?}"));
-        self.job_changed(&name, None);
+        self.touch(&name);
     }
 
     fn edit_list(&mut self) {
         let name = format!("list-{}", self.rng.below(2));
         let (count, parallelism) = (1 + self.rng.below(IMAGES.len()), self.rng.pick(&[0, 1, 3]));
-        let version = self.new_version();
+        let other_work = self.rng.chance(50);
         self.unreadable.remove(&name);
         let Some(list) = self.list_jobs.get_mut(&name) else { return };
         list.spec.images = IMAGES[..count].iter().map(|&image| image.to_owned()).collect();
         list.spec.template.parallelism = Some(IntOrString::Int(parallelism));
-        list.metadata.resource_version = Some(version);
+        if other_work {
+            let policy = &mut list.spec.template.image_pull_policy;
+            *policy = if policy.is_none() { Some("Always".to_owned()) } else { None };
+        }
         let spec = list.spec.clone();
         self.log(|| format!("{name} is edited: {spec:?}"));
-        self.list_changed(&name, None);
+        self.touch(&name);
     }
 
     fn edit_node_image(&mut self) {

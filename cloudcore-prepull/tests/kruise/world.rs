@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt;
-use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob, ImageTagSpec, NodeImage, NodeImageSpec};
+use prepull_api::crd::kruise::{
+    ImageListPullJob, ImagePullJob, ImagePullJobSpec, ImageTagSpec, NodeImage, NodeImageSpec,
+};
 use prepull_api::selector::Selector;
 use prepull_api::task::{JobUid, NodeName, PullPolicy, TaskId};
 use prepull_api::wire::CloudMessage;
@@ -111,6 +113,12 @@ impl World {
     pub(crate) fn new_version(&mut self) -> String {
         self.version += 1;
         self.version.to_string()
+    }
+
+    /// An object has another spec.
+    pub(crate) fn edited(&mut self, metadata: &mut ObjectMeta) {
+        metadata.resource_version = Some(self.new_version());
+        *metadata.generation.get_or_insert(0) += 1;
     }
 
     pub(crate) fn new_uid(&mut self) -> String {
@@ -243,12 +251,13 @@ impl World {
             return Ok(Box::new(object.clone()));
         }
         let (namespace, uid) = (object.namespace().unwrap_or_default(), object.uid().unwrap_or_default());
+        let generation = object.meta().generation.unwrap_or_default();
         let error = "spec: a field of the wrong type".to_owned();
         let object = serde_json::to_value(object).unwrap();
         let time = |field: &str| Option::deserialize(&object["status"][field]).unwrap();
         Err(Unreadable {
             id: ObjectId { namespace, name, uid: JobUid(uid) },
-            generation: 1,
+            generation,
             error,
             start_time: time("startTime"),
             completion_time: time("completionTime"),
@@ -353,8 +362,11 @@ impl World {
         self.writes += 1;
         let version = self.new_version();
         match write {
-            JobWrite::PullJobStatus(id, status) => match self.pull_jobs.get_mut(&id.name) {
+            JobWrite::PullJobStatus(id, generation, status) => match self.pull_jobs.get_mut(&id.name) {
                 Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
+                    if job.metadata.generation != Some(generation) {
+                        return WriteOutcome::Failed;
+                    }
                     job.status = Some(*status);
                     job.metadata.resource_version = Some(version);
                     self.job_changed(&id.name, None);
@@ -362,8 +374,11 @@ impl World {
                 }
                 _ => WriteOutcome::Gone,
             },
-            JobWrite::ListJobStatus(id, status) => match self.list_jobs.get_mut(&id.name) {
+            JobWrite::ListJobStatus(id, generation, status) => match self.list_jobs.get_mut(&id.name) {
                 Some(job) if job.uid().as_ref() == Some(&id.uid.0) => {
+                    if job.metadata.generation != Some(generation) {
+                        return WriteOutcome::Failed;
+                    }
                     job.status = Some(*status);
                     job.metadata.resource_version = Some(version);
                     self.list_changed(&id.name, None);
@@ -402,16 +417,23 @@ impl World {
                 self.create_job(child);
                 WriteOutcome::Done
             }
-            JobWrite::UpdateChild { child, spec, .. } => match self.pull_jobs.get_mut(&child.name) {
-                Some(job) if job.uid().as_ref() == Some(&child.uid.0) => {
-                    job.spec = *spec;
-                    self.unreadable.remove(&child.name);
-                    job.metadata.resource_version = Some(version);
-                    self.job_changed(&child.name, None);
-                    WriteOutcome::Done
+            JobWrite::UpdateChild { child, version: replaces, spec, .. } => {
+                match self.pull_jobs.get_mut(&child.name) {
+                    Some(job) if job.uid().as_ref() == Some(&child.uid.0) => {
+                        if replaces.is_some() && job.metadata.resource_version != replaces {
+                            return WriteOutcome::Failed;
+                        }
+                        check_update(job, &spec);
+                        job.spec = *spec;
+                        self.unreadable.remove(&child.name);
+                        job.metadata.resource_version = Some(version);
+                        *job.metadata.generation.get_or_insert(0) += 1;
+                        self.job_changed(&child.name, None);
+                        WriteOutcome::Done
+                    }
+                    _ => WriteOutcome::Gone,
                 }
-                _ => WriteOutcome::Gone,
-            },
+            }
         }
     }
 
@@ -419,7 +441,7 @@ impl World {
         let name = job.name_any();
         job.metadata.uid = Some(self.new_uid());
         job.metadata.namespace = Some(if name == FOREIGN { "bank" } else { "shop" }.to_owned());
-        job.metadata.resource_version = Some(self.new_version());
+        self.edited(&mut job.metadata);
         self.pull_jobs.insert(name.clone(), job);
         self.job_changed(&name, None);
     }
@@ -458,6 +480,15 @@ impl World {
         self.now = self.now.checked_add(time).unwrap();
         self.flush();
     }
+}
+
+/// A child that has ended has done what its spec asks for: another one does other work.
+fn check_update(child: &ImagePullJob, spec: &ImagePullJobSpec) {
+    let has_ended = child.status.as_ref().is_some_and(|status| status.completion_time.is_some());
+    let work = |spec: &ImagePullJobSpec| {
+        (spec.image.clone(), spec.template.selector.clone(), spec.template.image_pull_policy.clone())
+    };
+    assert!(!has_ended || work(&child.spec) == work(spec), "an ended child has the spec {spec:?}");
 }
 
 pub(crate) fn view(name: &str) -> NodeView {

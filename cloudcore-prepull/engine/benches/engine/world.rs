@@ -449,7 +449,7 @@ impl World {
                 let written = node_images::Input::Written(node, WrittenNodeImage::Done(object));
                 self.happens_after(WRITE, Input::Node(written).into());
             }
-            kruise::Action::Job(JobWrite::PullJobStatus(id, status)) => {
+            kruise::Action::Job(JobWrite::PullJobStatus(id, _, status)) => {
                 self.figures.writes += 1;
                 if status.completion_time.is_some() {
                     self.ended.insert(id.name.clone());

@@ -332,9 +332,7 @@ impl KruiseJobs {
     }
 
     fn observe_pull_job(&mut self, object: KruiseJobObject<ImagePullJob>, fx: &mut Effects<'_>) {
-        if let Ok(job) = &object {
-            self.lists.observe_child(job);
-        }
+        self.lists.observe_child(&object);
         let uid = kind::id_of(&object).uid;
         let verdict = self.registry.observe(&object, fx.now);
         if matches!(verdict, RegistryVerdict::Run) {

@@ -42,8 +42,8 @@ pub(crate) fn check_action(action: &Action) {
             assert_fits(status);
         }
         Action::Kruise(kruise::Action::NodeImage(_, NodeImageWrite::Spec { spec, .. })) => assert_fits(spec),
-        Action::Kruise(kruise::Action::Job(JobWrite::PullJobStatus(_, status))) => assert_fits(status),
-        Action::Kruise(kruise::Action::Job(JobWrite::ListJobStatus(_, status))) => assert_fits(status),
+        Action::Kruise(kruise::Action::Job(JobWrite::PullJobStatus(_, _, status))) => assert_fits(status),
+        Action::Kruise(kruise::Action::Job(JobWrite::ListJobStatus(_, _, status))) => assert_fits(status),
         _ => {}
     }
 }

@@ -102,10 +102,11 @@ pub enum Action {
 /// A write of a job, or of a child of a list.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobWrite {
-    /// Replace the whole status of an ImagePullJob.
-    PullJobStatus(ObjectId, Box<ImagePullJobStatus>),
-    /// Replace the whole status of an ImageListPullJob.
-    ListJobStatus(ObjectId, Box<ImageListPullJobStatus>),
+    /// Replace the whole status of an ImagePullJob, unless its metadata.generation is another one than this: the status is
+    /// about an earlier spec, then, and the write has [`WriteOutcome::Failed`].
+    PullJobStatus(ObjectId, i64, Box<ImagePullJobStatus>),
+    /// The same for an ImageListPullJob.
+    ListJobStatus(ObjectId, i64, Box<ImageListPullJobStatus>),
     /// Delete an ImagePullJob after its `ttlSecondsAfterFinished`.
     DeletePullJob(ObjectId),
     /// Delete an ImageListPullJob after its `ttlSecondsAfterFinished`.
@@ -125,6 +126,9 @@ pub enum JobWrite {
         list: ObjectId,
         /// The child.
         child: ObjectId,
+        /// Its metadata.resourceVersion: at another one the write has [`WriteOutcome::Failed`], for the child may have
+        /// ended, and must be made again instead. `None`: it cannot be read, and has no end.
+        version: Option<String>,
         /// The new spec.
         spec: Box<ImagePullJobSpec>,
     },
@@ -143,8 +147,8 @@ impl JobWrite {
     /// What is written.
     pub fn target(&self) -> WriteTarget {
         match self {
-            Self::PullJobStatus(id, _) | Self::DeletePullJob(id) => WriteTarget::PullJob(id.uid.clone()),
-            Self::ListJobStatus(id, _) | Self::DeleteListJob(id) => WriteTarget::ListJob(id.uid.clone()),
+            Self::PullJobStatus(id, ..) | Self::DeletePullJob(id) => WriteTarget::PullJob(id.uid.clone()),
+            Self::ListJobStatus(id, ..) | Self::DeleteListJob(id) => WriteTarget::ListJob(id.uid.clone()),
             Self::CreateChild { list, spec, .. } | Self::UpdateChild { list, spec, .. } => {
                 WriteTarget::Child(list.uid.clone(), spec.image.clone())
             }

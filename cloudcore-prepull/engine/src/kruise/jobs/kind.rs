@@ -33,7 +33,7 @@ pub(super) trait JobKind {
 
     /// The status of a job with a refused spec: nothing but its start and the reason.
     fn refused(start_time: Option<Time>, reason: &str) -> Self::Status;
-    fn write_status(id: &ObjectId, status: Self::Status) -> Action;
+    fn write_status(id: &ObjectId, generation: i64, status: Self::Status) -> Action;
     fn delete(id: &ObjectId) -> Action;
 }
 
@@ -81,8 +81,8 @@ macro_rules! job_kind {
                 $status { start_time, message: reason.to_owned(), ..$status::default() }
             }
 
-            fn write_status(id: &ObjectId, status: Self::Status) -> Action {
-                Action::Write(JobWrite::$write(id.clone(), Box::new(status)))
+            fn write_status(id: &ObjectId, generation: i64, status: Self::Status) -> Action {
+                Action::Write(JobWrite::$write(id.clone(), generation, Box::new(status)))
             }
 
             fn delete(id: &ObjectId) -> Action {
@@ -99,6 +99,14 @@ pub(super) fn id_of<K: JobKind>(object: &KruiseJobObject<K>) -> ObjectId {
     match object {
         Ok(job) => metadata::object_id(job.metadata()),
         Err(unreadable) => unreadable.id.clone(),
+    }
+}
+
+/// metadata.generation of a job, which an edit of its spec raises.
+pub(super) fn generation_of<K: JobKind>(object: &KruiseJobObject<K>) -> i64 {
+    match object {
+        Ok(job) => job.metadata().generation.unwrap_or_default(),
+        Err(unreadable) => unreadable.generation,
     }
 }
 

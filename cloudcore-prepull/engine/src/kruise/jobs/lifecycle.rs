@@ -19,13 +19,15 @@ const NO_LONGER_GAPS: (Duration, Duration) = (Duration::ZERO, Duration::ZERO);
 #[derive(Debug)]
 pub(super) struct Lifecycle<K: JobKind> {
     id: ObjectId,
+    /// metadata.generation of the last spec.
+    generation: i64,
     /// The last spec; `None` while the object is unreadable.
     spec: Option<K::Spec>,
     /// Why the last spec is refused, cut to the length of an event's note; `None` if it is valid.
     refusal: Option<String>,
     /// `status.startTime`
     start: Option<Timestamp>,
-    /// The final status, once the job has ended.
+    /// The final status, once the job has ended by its last spec.
     end: Option<K::Status>,
     /// The status that the API server has; `None` if it has none, or if that is not known.
     stored: Option<K::Status>,
@@ -42,6 +44,7 @@ impl<K: JobKind> Lifecycle<K> {
         };
         Self {
             id: kind::id_of(object),
+            generation: kind::generation_of(object),
             spec: None,
             refusal: None,
             start: start.map(|time| time.0),
@@ -68,24 +71,23 @@ impl<K: JobKind> Lifecycle<K> {
         self.end.is_some()
     }
 
-    /// Takes over the object. Returns its spec, or why it cannot be read, if the job must react: not for an unchanged
-    /// spec, and not once the job has ended.
+    /// Whether the job is neither refused nor over.
+    pub(super) fn is_under_way(&self) -> bool {
+        !self.is_refused() && !self.has_ended()
+    }
+
+    /// Takes over an object without an end. Returns its spec, or why it cannot be read, if the job must react: not for an
+    /// unchanged spec. By another one it goes on, even if it had ended: no write of that end can succeed any more.
     pub(super) fn take_object(&mut self, object: KruiseJobObject<K>) -> Option<Result<&K::Spec, String>> {
-        if self.end.is_some() {
-            // The time to live may still be changed.
-            if let Ok(job) = object {
-                self.spec = Some(job.into_spec());
-            }
-            return None;
-        }
-        match object {
-            Ok(job) if self.spec.as_ref() == Some(job.spec()) => None,
-            Ok(job) => Some(Ok(self.spec.insert(job.into_spec()))),
-            Err(unreadable) => {
-                self.spec = None;
-                Some(Err(unreadable.error))
-            }
-        }
+        self.generation = kind::generation_of(&object);
+        let spec = match object {
+            Ok(job) if self.spec.as_ref() == Some(job.spec()) => return None,
+            Ok(job) => Ok(job.into_spec()),
+            Err(unreadable) => Err(unreadable.error),
+        };
+        self.end = None;
+        self.spec = None;
+        Some(spec.map(|spec| &*self.spec.insert(spec)))
     }
 
     pub(super) fn clear_refusal(&mut self) {
@@ -129,7 +131,7 @@ impl<K: JobKind> Lifecycle<K> {
             return self.writes.mark_clean();
         }
         self.in_flight = Some((self.writes.begin_next(fx.now), status.clone()));
-        fx.emit(K::write_status(&self.id, status));
+        fx.emit(K::write_status(&self.id, self.generation, status));
     }
 
     /// Ends a write of the status. A failed write may have reached the API server, so the stored status is unknown

@@ -85,8 +85,16 @@ impl Lists {
         self.registry.remove(list);
     }
 
-    /// Takes over an ImagePullJob that may be a child.
-    pub(super) fn observe_child(&mut self, job: &ImagePullJob) {
+    /// Takes over an ImagePullJob that may be a child. Of one that can't be read, what is known of it stays.
+    pub(super) fn observe_child(&mut self, object: &KruiseJobObject<ImagePullJob>) {
+        let job = match object {
+            Ok(job) => job,
+            Err(unreadable) => {
+                let list = self.list_of.get(&unreadable.id.uid);
+                let children = list.and_then(|list| self.children.get_mut(list));
+                return children.map_or((), |children| children.note_unreadable(&unreadable.id.uid));
+            }
+        };
         let child = ListChild::from_job(job);
         let uid = child.id.uid.clone();
         let list = metadata::list_of(job);

@@ -23,7 +23,7 @@ pub(super) struct RunningPullJob {
     lifecycle: Lifecycle<ImagePullJob>,
     /// The group that its slots are counted in: its list, or itself.
     pub(super) group: JobUid,
-    /// Since the spec was valid for the first time, until the job ends.
+    /// Since the spec was valid for the first time.
     pub(super) run: Option<PullJobRun>,
 }
 
@@ -96,23 +96,20 @@ impl RunningPullJob {
         true
     }
 
-    /// The run, unless the job is refused: then it asks no node, and holds no slot.
+    /// The run, unless the job is refused or has ended: then it asks no node, and holds no slot.
     pub(super) fn valid_run(&self) -> Option<&PullJobRun> {
-        self.run.as_ref().filter(|_| !self.lifecycle.is_refused())
+        self.run.as_ref().filter(|_| self.lifecycle.is_under_way())
     }
 
     /// Requests the tag of the node if the job wants to. Returns whether it did.
     pub(super) fn request_tag(&mut self, node: &NodeName, fx: &mut Effects<'_>) -> bool {
-        let run = self.run.as_mut().filter(|_| !self.lifecycle.is_refused());
+        let run = self.run.as_mut().filter(|_| self.lifecycle.is_under_way());
         run.is_some_and(|run| run.request_tag(node, fx))
     }
 
     /// Does what needs no free slot: starts the job, begins rounds, replaces outdated requests, ends the job.
     pub(super) fn advance(&mut self, is_paused: bool, fx: &mut Effects<'_>) {
-        if self.lifecycle.is_refused() || self.lifecycle.has_ended() {
-            return;
-        }
-        let Some(run) = &mut self.run else { return };
+        let Some(run) = self.run.as_mut().filter(|_| self.lifecycle.is_under_way()) else { return };
         let start = self.lifecycle.start_once(fx.now);
         run.advance(fx);
         if let Some(end) = run.check_end(start, is_paused, fx.now) {
@@ -120,7 +117,6 @@ impl RunningPullJob {
             let status = status::ended_status(run.roster(), start, completed, end);
             status::end_events(self.lifecycle.id(), &status, run.roster(), end).for_each(|e| fx.emit(e));
             self.lifecycle.end_with(status);
-            self.run = None;
         }
     }
 

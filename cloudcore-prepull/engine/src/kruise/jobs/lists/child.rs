@@ -53,6 +53,8 @@ fn hash(value: &impl Hash) -> u64 {
 )]
 pub(super) struct ListChild {
     pub(super) id: ObjectId,
+    /// metadata.resourceVersion; `None` once the child cannot be read.
+    pub(super) version: Option<String>,
     pub(super) image: String,
     pub(super) template: SpecFingerprint,
     pub(super) is_being_deleted: bool,
@@ -79,6 +81,7 @@ impl ListChild {
         let counts = started && (status.completion_time.is_some() || is_never);
         Self {
             id: metadata::object_id(&job.metadata),
+            version: job.metadata.resource_version.clone(),
             image: job.spec.image.clone(),
             template: SpecFingerprint::of_template(&job.spec.template),
             is_being_deleted: metadata::is_being_deleted(&job.metadata),
@@ -102,6 +105,12 @@ impl Children {
 
     pub(super) fn remove(&mut self, uid: &JobUid) -> Option<ListChild> {
         self.0.remove(uid)
+    }
+
+    pub(super) fn note_unreadable(&mut self, uid: &JobUid) {
+        if let Some(child) = self.0.get_mut(uid) {
+            child.version = None;
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

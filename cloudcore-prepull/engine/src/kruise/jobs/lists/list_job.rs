@@ -119,7 +119,7 @@ impl RunningListJob {
     /// Writes the children and the status where that is due, and ends the list.
     pub(super) fn advance(&mut self, children: &Children, fx: &mut Effects<'_>) {
         self.child_write_due = None;
-        if !self.lifecycle.has_ended() && !self.lifecycle.is_refused() && self.plan.is_some() {
+        if self.lifecycle.is_under_way() && self.plan.is_some() {
             self.lifecycle.start_once(fx.now);
             self.write_children(children, fx);
         }
@@ -153,7 +153,7 @@ impl RunningListJob {
         plan: &'a ListPlan,
         children: &'a Children,
         by_image: &HashMap<&'a str, &'a ListChild>,
-    ) -> Vec<(&'a str, ChildWrite, Option<&'a ObjectId>)> {
+    ) -> Vec<(&'a str, ChildWrite, Option<&'a ListChild>)> {
         let list = &self.lifecycle.id().name;
         let SpecFingerprint { work, .. } = plan.fingerprint;
         let may_run_again =
@@ -170,17 +170,17 @@ impl RunningListJob {
                     if child.template.secrets != plan.fingerprint.secrets
                         || (child.has_finished && child.template.work != work && may_run_again(image)) =>
                 {
-                    writes.push((image, ChildWrite::Delete, Some(&child.id)));
+                    writes.push((image, ChildWrite::Delete, Some(*child)));
                 }
                 Some(child) if child.template.whole != plan.fingerprint.whole => {
-                    writes.push((image, ChildWrite::Update(plan.fingerprint.whole), Some(&child.id)));
+                    writes.push((image, ChildWrite::Update(plan.fingerprint.whole), Some(*child)));
                 }
                 Some(_) => {}
             }
         }
         let removed = by_image.values().filter(|child| !plan.list.images.contains(&child.image));
         let mut removed: Vec<_> =
-            removed.map(|child| (child.image.as_str(), ChildWrite::Delete, Some(&child.id))).collect();
+            removed.map(|child| (child.image.as_str(), ChildWrite::Delete, Some(*child))).collect();
         removed.sort_unstable_by_key(|(image, ..)| *image);
         writes.extend(removed);
         writes
@@ -211,9 +211,11 @@ impl RunningListJob {
             let (list, image) = (list.clone(), image.to_owned());
             let spec =
                 || Box::new(ImagePullJobSpec { image: image.clone(), template: plan.template.clone() });
-            fx.emit(Action::Write(match (write, child.cloned()) {
-                (ChildWrite::Delete, Some(child)) => JobWrite::DeleteChild { list, child, image },
-                (_, Some(child)) => JobWrite::UpdateChild { list, child, spec: spec() },
+            fx.emit(Action::Write(match (write, child.map(|child| (child.id.clone(), &child.version))) {
+                (ChildWrite::Delete, Some((child, _))) => JobWrite::DeleteChild { list, child, image },
+                (_, Some((child, version))) => {
+                    JobWrite::UpdateChild { list, child, version: version.clone(), spec: spec() }
+                }
                 (_, None) => {
                     JobWrite::CreateChild { name: child_name(&list.name, &image), list, spec: spec() }
                 }

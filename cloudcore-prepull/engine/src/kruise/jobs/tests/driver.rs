@@ -30,6 +30,7 @@ pub(super) struct Driver {
     /// The same for children.
     pub(super) child_outcomes: Vec<WriteOutcome>,
     uids: u32,
+    versions: u32,
 }
 
 pub(super) fn uid(name: &str) -> JobUid {
@@ -48,6 +49,7 @@ impl Driver {
             outcomes: Vec::new(),
             child_outcomes: Vec::new(),
             uids: 0,
+            versions: 0,
         };
         driver.jobs.handle(Input::Pods(Vec::new()), driver.now);
         driver
@@ -82,6 +84,13 @@ impl Driver {
         self.input(Input::Pod(Pod { namespace: "team".to_owned(), name: name.to_owned(), labels, node }));
     }
 
+    /// An object has another version, and another generation if its spec is.
+    fn raise(&mut self, metadata: &mut ObjectMeta, is_spec: bool) {
+        self.versions += 1;
+        metadata.resource_version = Some(self.versions.to_string());
+        *metadata.generation.get_or_insert(0) += i64::from(is_spec);
+    }
+
     pub(super) fn metadata(name: &str) -> ObjectMeta {
         ObjectMeta {
             namespace: Some("team".to_owned()),
@@ -100,6 +109,7 @@ impl Driver {
             job.metadata = Self::metadata(name);
         }
         job.spec = spec;
+        self.raise(&mut job.metadata, true);
         self.api.insert(name.to_owned(), job.clone());
         self.input(Input::PullJob(Ok(Box::new(job))));
         self.settle();
@@ -108,8 +118,11 @@ impl Driver {
     /// Creates or changes an ImageListPullJob.
     pub(super) fn list(&mut self, name: &str, spec: Value) {
         let spec = serde_json::from_value(spec).unwrap();
-        let status = self.lists.get(name).and_then(|list| list.status.clone());
-        let list = ImageListPullJob { metadata: Self::metadata(name), spec, status };
+        let known = self.lists.get(name).cloned();
+        let (metadata, status) =
+            known.map_or((Self::metadata(name), None), |list| (list.metadata, list.status));
+        let mut list = ImageListPullJob { metadata, spec, status };
+        self.raise(&mut list.metadata, true);
         self.lists.insert(name.to_owned(), list.clone());
         self.input(Input::ListJob(Ok(Box::new(list))));
         self.settle();
@@ -182,37 +195,49 @@ impl Driver {
         let is_child = matches!(target, WriteTarget::Child(..));
         let outcomes = if is_child { &mut self.child_outcomes } else { &mut self.outcomes };
         let outcome = if outcomes.is_empty() { WriteOutcome::Done } else { outcomes.remove(0) };
-        if outcome == WriteOutcome::Done {
-            self.apply(write);
-        }
+        let outcome = if outcome == WriteOutcome::Done { self.apply(write) } else { outcome };
         self.input(Input::Written { target, outcome });
     }
 
-    pub(super) fn apply(&mut self, write: JobWrite) {
+    /// Makes a write, unless the object is another one than that which it's about.
+    pub(super) fn apply(&mut self, write: JobWrite) -> WriteOutcome {
         match write {
-            JobWrite::PullJobStatus(id, status) => {
-                if let Some(job) = self.api.get_mut(&id.name) {
-                    job.status = Some(*status);
-                    let job = Box::new(job.clone());
-                    self.input(Input::PullJob(Ok(job)));
+            JobWrite::PullJobStatus(id, generation, status) => {
+                let Some(mut job) = self.api.get(&id.name).cloned() else { return WriteOutcome::Done };
+                if job.metadata.generation != Some(generation) {
+                    return WriteOutcome::Failed;
                 }
+                job.status = Some(*status);
+                self.raise(&mut job.metadata, false);
+                self.put_job(job);
             }
-            JobWrite::ListJobStatus(id, status) => {
-                if let Some(list) = self.lists.get_mut(&id.name) {
-                    list.status = Some(*status);
+            JobWrite::ListJobStatus(id, generation, status) => {
+                let Some(list) = self.lists.get_mut(&id.name) else { return WriteOutcome::Done };
+                if list.metadata.generation != Some(generation) {
+                    return WriteOutcome::Failed;
                 }
+                list.status = Some(*status);
             }
             JobWrite::DeletePullJob(id) => self.delete(&id.name),
             JobWrite::DeleteListJob(_) => {}
             JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec),
-            JobWrite::UpdateChild { child, spec, .. } => {
-                let job = self.api.get_mut(&child.name).unwrap();
+            JobWrite::UpdateChild { child, version, spec, .. } => {
+                let mut job = self.api[&child.name].clone();
+                if version.is_some_and(|version| job.metadata.resource_version != Some(version)) {
+                    return WriteOutcome::Failed;
+                }
                 job.spec = *spec;
-                let job = Box::new(job.clone());
-                self.input(Input::PullJob(Ok(job)));
+                self.raise(&mut job.metadata, true);
+                self.put_job(job);
             }
             JobWrite::DeleteChild { child, .. } => self.delete(&child.name),
         }
+        WriteOutcome::Done
+    }
+
+    fn put_job(&mut self, job: ImagePullJob) {
+        self.api.insert(job.metadata.name.clone().unwrap(), job.clone());
+        self.input(Input::PullJob(Ok(Box::new(job))));
     }
 
     pub(super) fn delete(&mut self, name: &str) {
@@ -229,6 +254,7 @@ impl Driver {
             owner_references: Some(vec![owner(list)]),
             ..Self::metadata(name)
         };
+        self.raise(&mut job.metadata, true);
         assert!(self.api.insert(name.to_owned(), job.clone()).is_none(), "{name} is there already");
         self.input(Input::PullJob(Ok(Box::new(job))));
     }

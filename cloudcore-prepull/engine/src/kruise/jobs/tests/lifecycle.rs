@@ -47,6 +47,45 @@ fn a_list_ends_once_though_its_write_fails() {
 }
 
 #[test]
+fn an_edit_voids_an_unwritten_end() {
+    let mut d = Driver::with(&["a"]);
+    d.job("job", json!({"image": "nginx:1"}));
+    d.set_state_of("job", "a", ("nginx", "1"), TagState::Succeeded(d.now));
+    let written = |d: &mut Driver| {
+        let write = |action| if let Action::Write(write) = action { Some(write) } else { None };
+        d.jobs.flush(d.now).into_iter().find_map(write).unwrap()
+    };
+    let end = written(&mut d);
+    d.log.clear();
+    assert!(matches!(&end, JobWrite::PullJobStatus(_, 1, status) if status.completion_time.is_some()));
+    d.node("b", &[]);
+    d.online("b", true);
+    d.job("job", json!({"image": "nginx:2", "parallelism": 2}));
+    let target = end.target();
+    let outcome = d.apply(end);
+    assert_eq!(outcome, WriteOutcome::Failed);
+    d.input(Input::Written { target, outcome });
+    assert_eq!(d.take_asked(), ["a*", "b*"]);
+    assert_eq!(d.numbers("job"), [2, 2, 0, 0]);
+    d.succeeds("job", &["a", "b"]);
+    assert_eq!((d.has_finished("job"), d.numbers("job")), (true, [2, 0, 2, 0]));
+}
+
+#[test]
+fn a_list_that_is_edited_goes_on() {
+    let mut d = Driver::with(&["a"]);
+    d.list("list", json!({"images": ["nginx:1"]}));
+    d.outcomes = vec![WriteOutcome::Done, WriteOutcome::Failed];
+    let child = d.api.keys().next().cloned().unwrap();
+    d.succeeds(&child, &["a"]);
+    assert!(d.has_finished(&child) && d.list_status("list").completion_time.is_none());
+    d.list("list", json!({"images": ["nginx:1", "nginx:2"]}));
+    d.pass(2);
+    let status = d.list_status("list");
+    assert_eq!((status.completion_time, status.desired, status.completed), (None, 2, 1));
+}
+
+#[test]
 fn a_refused_job_does_not_end() {
     let mut d = Driver::with(&["a"]);
     d.job("job", json!({"image": "nginx:1"}));

@@ -206,6 +206,24 @@ fn an_edit_runs_a_finished_child_again() {
 }
 
 #[test]
+fn a_child_that_ends_meanwhile_runs_again() {
+    let mut d = Driver::with(THREE);
+    d.list("list", json!({"images": ["nginx:1"], "selector": {"names": ["a"]}}));
+    take_child_writes(&mut d);
+    d.child_outcomes = vec![WriteOutcome::Failed];
+    d.list("list", json!({"images": ["nginx:1"], "selector": {"names": ["a", "b"]}}));
+    let is_update = |action: &&Action| matches!(action, Action::Write(JobWrite::UpdateChild { .. }));
+    let Some(Action::Write(update)) = d.log.iter().find(is_update).cloned() else { panic!("no update") };
+    d.succeeds(&nginx(), &["a"]);
+    assert_eq!(d.apply(update), WriteOutcome::Failed, "it would give the end of one node to the spec of two");
+    d.pass(1);
+    assert_eq!(take_child_writes(&mut d), ["change nginx:1", "delete nginx:1", "make nginx:1"]);
+    d.succeeds(&nginx(), &["a", "b"]);
+    let status = d.list_status("list");
+    assert!(status.completion_time.is_some() && d.status(&nginx()).desired == 2, "{status:?}");
+}
+
+#[test]
 fn a_child_runs_again_for_each_edit() {
     let mut d = Driver::with(THREE);
     // The list goes on for its second image.
@@ -227,6 +245,21 @@ fn a_child_runs_again_for_each_edit() {
         take_child_writes(&mut d),
         ["delete nginx:1", "change redis:2", "delete nginx:1", "make nginx:1"]
     );
+}
+
+#[test]
+fn an_unreadable_child_is_written_over() {
+    let mut d = Driver::with(THREE);
+    d.list("list", json!({"images": ["nginx:1"]}));
+    let metadata = d.api[&nginx()].metadata.clone();
+    let (id, error) = (metadata::object_id(&metadata), "a field of the wrong type".to_owned());
+    let unreadable = Unreadable { id, generation: 2, error, start_time: None, completion_time: None };
+    d.input(Input::PullJob(Err(unreadable)));
+    d.settle();
+    d.list("list", json!({"images": ["nginx:1"], "parallelism": 2}));
+    let is_meant =
+        |action: &Action| matches!(action, Action::Write(JobWrite::UpdateChild { version: None, .. }));
+    assert!(d.log.iter().any(is_meant));
 }
 
 #[test]

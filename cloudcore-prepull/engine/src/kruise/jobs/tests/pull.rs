@@ -330,7 +330,7 @@ fn a_refused_job_starts_once_corrected() {
     assert_eq!(d.numbers("job"), [3, 1, 1, 0]);
     d.input(Input::PullJob(Err(Unreadable {
         id: ObjectId { namespace: "team".to_owned(), name: "job".to_owned(), uid: uid("job") },
-        generation: 2,
+        generation: d.api["job"].metadata.generation.unwrap(),
         error: "x".repeat(5000),
         start_time: None,
         completion_time: None,
@@ -636,7 +636,7 @@ fn an_unreadable_job_keeps_its_start() {
     })));
     d.settle();
     let written = d.log.iter().find_map(|action| match action {
-        Action::Write(JobWrite::PullJobStatus(_, status)) => Some(status.start_time.clone()),
+        Action::Write(JobWrite::PullJobStatus(_, _, status)) => Some(status.start_time.clone()),
         _ => None,
     });
     assert_eq!(written, Some(Some(started)));

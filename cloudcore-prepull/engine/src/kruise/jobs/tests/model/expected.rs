@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prepull_api::crd::kruise::ImagePullJobSpec;
+
 use super::super::super::*;
 use super::world::World;
 use crate::kruise::TagState;
@@ -21,6 +23,7 @@ pub(super) enum ExpectedState {
 pub(super) struct ExpectedJob {
     pub(super) valid: Option<ValidPullJob>,
     pub(super) refused: bool,
+    pub(super) spec: Option<ImagePullJobSpec>,
     /// It has published an event that it has ended.
     pub(super) ended: bool,
     pub(super) gave_up: bool,
@@ -31,10 +34,13 @@ pub(super) struct ExpectedJob {
 }
 
 impl ExpectedJob {
-    pub(super) fn observe_spec(&mut self, spec: &prepull_api::crd::kruise::ImagePullJobSpec) {
-        if self.ended {
+    /// `is_over`: the API server has its end.
+    pub(super) fn observe_spec(&mut self, spec: &ImagePullJobSpec, is_over: bool) {
+        if is_over || self.spec.as_ref() == Some(spec) {
             return;
         }
+        self.spec = Some(spec.clone());
+        (self.ended, self.gave_up) = (false, false);
         let Ok(valid) = rules::pull_job(spec) else {
             self.refused = true;
             return;

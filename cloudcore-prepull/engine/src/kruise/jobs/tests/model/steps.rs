@@ -7,7 +7,7 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImageListPullJobSpec, ImagePull
 use serde_json::json;
 
 use super::super::super::*;
-use super::world::{Node, World, group};
+use super::world::{Node, World, group, stamp};
 use super::{IMAGES, NODES, template};
 use crate::kruise::TagState;
 use crate::kruise::rules;
@@ -134,7 +134,9 @@ impl World {
     }
 
     fn tell_list(&mut self, uid: &JobUid) {
-        let list = self.lists[uid].clone();
+        let list = self.lists.get_mut(uid).unwrap();
+        stamp(&mut list.metadata, &list.spec, &list.status);
+        let list = list.clone();
         let ended = list.status.as_ref().is_some_and(|status| status.completion_time.is_some());
         let expected = self.expected_lists.entry(uid.clone()).or_default();
         if let Ok(valid) = rules::list_job(&list.spec)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
+use serde::Serialize;
 
 use super::super::super::*;
 use super::super::driver::owner;
@@ -56,6 +57,16 @@ pub(super) struct World {
 pub(super) fn group(job: &ImagePullJob) -> JobUid {
     let owner = job.metadata.owner_references.iter().flatten().next();
     JobUid(owner.map_or_else(|| job.metadata.uid.clone().unwrap(), |owner| owner.uid.clone()))
+}
+
+/// Sets an object's generation and version: each is another one if the content is.
+pub(super) fn stamp(metadata: &mut ObjectMeta, spec: &impl Serialize, status: &impl Serialize) {
+    let hash = |content: &str| {
+        i64::from(content.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31) ^ u32::from(byte)))
+    };
+    let (spec, status) = (serde_json::to_string(spec).unwrap(), serde_json::to_string(status).unwrap());
+    metadata.generation = Some(hash(&spec));
+    metadata.resource_version = Some(hash(&(spec + &status)).to_string());
 }
 
 impl World {
@@ -110,9 +121,12 @@ impl World {
 
     /// Gives the jobs an ImagePullJob, as the watch does.
     pub(super) fn tell_job(&mut self, uid: &JobUid) {
-        let job = self.api[uid].clone();
+        let job = self.api.get_mut(uid).unwrap();
+        stamp(&mut job.metadata, &job.spec, &job.status);
+        let job = job.clone();
         self.sync();
-        self.expected.entry(uid.clone()).or_default().observe_spec(&job.spec);
+        let is_over = job.status.as_ref().is_some_and(|status| status.completion_time.is_some());
+        self.expected.entry(uid.clone()).or_default().observe_spec(&job.spec, is_over);
         self.input(Input::PullJob(Ok(Box::new(job))));
     }
 
@@ -155,9 +169,10 @@ impl World {
                 }
                 Action::Event(_) | Action::LivenessChanged(_) => {}
                 Action::Write(write) => {
-                    if let JobWrite::PullJobStatus(id, status) = &write
-                        && self.api.contains_key(&id.uid)
+                    if let JobWrite::PullJobStatus(id, generation, status) = &write
+                        && let Some(job) = self.api.get(&id.uid)
                     {
+                        assert_eq!(Some(*generation), job.metadata.generation);
                         self.check_status(&id.uid, status);
                     }
                     let target = write.target();
@@ -190,11 +205,8 @@ impl World {
     pub(super) fn land_write(&mut self, index: usize, done: bool, landed: bool) {
         let write = self.writes.remove(index);
         let target = write.target();
-        let outcome = match (done, landed && self.apply(write)) {
-            (false, _) => WriteOutcome::Failed,
-            (true, true) => WriteOutcome::Done,
-            (true, false) => WriteOutcome::Gone,
-        };
+        let made = if landed { self.apply(write) } else { WriteOutcome::Gone };
+        let outcome = if done { made } else { WriteOutcome::Failed };
         if outcome == WriteOutcome::Done {
             self.unsure.remove(&target)
         } else {
@@ -203,39 +215,46 @@ impl World {
         self.input(Input::Written { target, outcome });
     }
 
-    /// Makes a write. Returns whether it found its object.
-    pub(super) fn apply(&mut self, write: JobWrite) -> bool {
+    /// Makes a write, unless its object is gone, or another one than that which it's about.
+    pub(super) fn apply(&mut self, write: JobWrite) -> WriteOutcome {
         match write {
-            JobWrite::PullJobStatus(id, status) => {
-                let Some(job) = self.api.get_mut(&id.uid) else { return false };
+            JobWrite::PullJobStatus(id, generation, status) => {
+                let Some(job) = self.api.get_mut(&id.uid) else { return WriteOutcome::Gone };
+                if job.metadata.generation != Some(generation) {
+                    return WriteOutcome::Failed;
+                }
                 job.status = Some(*status);
                 self.tell_job(&id.uid);
             }
-            JobWrite::ListJobStatus(id, status) => {
-                let Some(list) = self.lists.get_mut(&id.uid) else { return false };
+            JobWrite::ListJobStatus(id, generation, status) => {
+                let Some(list) = self.lists.get_mut(&id.uid) else { return WriteOutcome::Gone };
+                if list.metadata.generation != Some(generation) {
+                    return WriteOutcome::Failed;
+                }
                 list.status = Some(*status);
             }
             JobWrite::DeletePullJob(id) => {
                 if !self.api.contains_key(&id.uid) {
-                    return false;
+                    return WriteOutcome::Gone;
                 }
                 self.delete_job(&id.uid);
             }
             JobWrite::DeleteListJob(id) => {
                 if self.lists.remove(&id.uid).is_none() {
-                    return false;
+                    return WriteOutcome::Gone;
                 }
                 self.input(Input::ListJobGone(id.uid.clone()));
                 self.collect(&id.uid);
             }
             // The garbage collector would delete the child at once.
-            JobWrite::CreateChild { list, .. } if !self.lists.contains_key(&list.uid) => return false,
+            JobWrite::CreateChild { list, .. } if !self.lists.contains_key(&list.uid) => {
+                return WriteOutcome::Gone;
+            }
             JobWrite::CreateChild { list, name, spec } => {
                 if self.api.values().any(|job| job.metadata.name.as_ref() == Some(&name)) {
-                    return self
-                        .api
-                        .values()
-                        .any(|job| group(job) == list.uid && job.spec.image == spec.image);
+                    let is_ours = |job: &ImagePullJob| group(job) == list.uid && job.spec.image == spec.image;
+                    let is_there = self.api.values().any(is_ours);
+                    return if is_there { WriteOutcome::Done } else { WriteOutcome::Gone };
                 }
                 let mut job = ImagePullJob::new(&name, *spec);
                 job.metadata = self.metadata(&name);
@@ -244,19 +263,22 @@ impl World {
                 self.api.insert(uid.clone(), job);
                 self.tell_job(&uid);
             }
-            JobWrite::UpdateChild { child, spec, .. } => {
-                let Some(job) = self.api.get_mut(&child.uid) else { return false };
+            JobWrite::UpdateChild { child, version, spec, .. } => {
+                let Some(job) = self.api.get_mut(&child.uid) else { return WriteOutcome::Gone };
+                if job.metadata.resource_version != version {
+                    return WriteOutcome::Failed;
+                }
                 job.spec = *spec;
                 self.tell_job(&child.uid);
             }
             JobWrite::DeleteChild { child, .. } => {
                 if !self.api.contains_key(&child.uid) {
-                    return false;
+                    return WriteOutcome::Gone;
                 }
                 self.delete_job(&child.uid);
             }
         }
-        true
+        WriteOutcome::Done
     }
 
     /// The garbage collector: deletes the children of a deleted list.
@@ -308,7 +330,7 @@ impl World {
             let job = &self.api[&uid];
             let ended = job.status.as_ref().is_some_and(|status| status.completion_time.is_some());
             let mut job_state = ExpectedJob { ended, ..ExpectedJob::default() };
-            job_state.observe_spec(&job.spec);
+            job_state.observe_spec(&job.spec, ended);
             self.expected.insert(uid, job_state);
         }
         let jobs_first = at_random && self.rng.chance(50);
