@@ -142,7 +142,14 @@ impl PrepullJob {
 
     /// Whether the edge is to go on with this task.
     pub(super) fn is_in_progress(&self, node: &NodeName, attempt: u32) -> bool {
-        self.members.is_in_progress(node, attempt)
+        self.members.is_in_progress(node, attempt) || self.may_be_lost(node, attempt)
+    }
+
+    /// Whether the node may be one that reports are lost of, with the attempt that it would make first: while the spec
+    /// can't be read, that isn't known, and what the node has is left to it.
+    fn may_be_lost(&self, node: &NodeName, attempt: u32) -> bool {
+        let is_held = self.course.lost_reports_status().is_some_and(|kept| kept.completion_time.is_none());
+        is_held && attempt == self.course.first_attempt() && self.members.rollout().position(node).is_none()
     }
 
     /// What the node's task shares, while the job runs.
@@ -265,6 +272,9 @@ impl PrepullJob {
         if self.members.record_result(node, result, effects.now) {
             self.warn_of_failure(node, effects);
             self.collect_changes();
+        }
+        if self.may_be_lost(node, result.task.attempt) {
+            return;
         }
         // Also for a result that changed nothing: it may be in memory and not yet in the API server.
         self.after_write(node, Deferred::Ack(node.clone(), result.task.clone()), effects);

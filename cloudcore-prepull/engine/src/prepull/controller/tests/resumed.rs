@@ -72,6 +72,33 @@ fn an_unreadable_jobs_reports_come_back_too() {
 }
 
 #[test]
+fn a_held_jobs_lost_nodes_go_on() {
+    let (mut world, nodes) = fleet(2);
+    let wanted = |generation, stored: Option<&ImagePrePullJobStatus>| {
+        job(json!({"nodeNames": nodes, "concurrency": 2}), generation, stored)
+    };
+    world.give(wanted(1, None));
+    world.pass(1_000);
+    let stored = ImagePrePullJobStatus { started_spec: String::new(), ..world.status().clone() };
+    world.reports.clear();
+    world.restart(&nodes);
+    world.give(Input::Job(Err(unreadable(UID, 2, Some(&stored), "spec.retry: no integer"))));
+    world.sent.clear();
+    world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+    world.says("n0", EdgeMessage::Accepted { task: task() });
+    world.up("n1", &[(UID, 1, OpenPhase::Finished)]);
+    world.ends("n1", TaskOutcome::Succeeded);
+    world.pass(5_000);
+    assert_eq!((world.cancels(), world.acks()), (vec![], 0), "which nodes the job has is not known yet");
+    world.give(wanted(3, world.stored.clone().as_ref()));
+    world.pass(1_000);
+    assert_eq!(world.taken(), nodes, "the agents go on, and send their results again");
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    let phases = nodes.iter().map(|node| world.phase_of(node)).collect::<Vec<_>>();
+    assert_eq!((phases, world.acks()), (vec![NodePhase::Successful; 2], 2));
+}
+
+#[test]
 fn an_ended_status_outlasts_lost_reports() {
     let (mut world, nodes) = fleet(2);
     let wanted = |ttl: u32, stored| {
