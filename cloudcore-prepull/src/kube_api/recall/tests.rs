@@ -61,6 +61,8 @@ async fn reports_are_read_by_name_up_to_the_last() {
         // Nothing is written yet, or some were deleted.
         (250, vec![], vec![], 20),
         (750, vec![(0, Ok(250)), (7, Ok(250))], vec![0, 7], 37),
+        // The leader ended while it made them, or a person deleted some of many.
+        (10_000, [whole(0..8, 250), whole(20..40, 250)].concat(), (0..8).chain(20..40).collect(), 49),
         // One that cannot be read is lost, and no end.
         (3, vec![(0, Ok(1)), (1, Err(())), (2, Ok(1))], vec![0, 2], 37),
     ] {
