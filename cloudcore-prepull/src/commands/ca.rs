@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use clap::Subcommand;
@@ -12,7 +12,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::edges::pki::ca_set::certificates_of_pem;
 use crate::edges::pki::published::{Published, RotationProgress};
-use crate::edges::pki::rotation::RotationStep;
+use crate::edges::pki::rotation::{RotationStep, SERVED_BEFORE_RETIREMENT};
 use crate::edges::pki::store::CaStore;
 
 /// The commands about the CA in the Secret prepull-ca.
@@ -92,6 +92,7 @@ fn check_retirable(progress: Option<RotationProgress>, now: SystemTime) -> anyho
         step: RotationStep::Signing,
         retired_after: Some(after),
         edges: Some(edges),
+        served_since: Some(served_since),
         ..
     }) = progress
     else {
@@ -110,9 +111,17 @@ fn check_retirable(progress: Option<RotationProgress>, now: SystemTime) -> anyho
         "{left} of {} connected edges have a certificate of the old CA: wait, or they have to join again (--now)",
         edges.connected
     );
-    let is_past = humantime::parse_rfc3339(&after).is_ok_and(|after| after <= now);
+    let is_past = |time: &str, and: Duration| {
+        humantime::parse_rfc3339(time)
+            .is_ok_and(|time| now.duration_since(time).is_ok_and(|past| past >= and))
+    };
     ensure!(
-        is_past,
+        is_past(&served_since, SERVED_BEFORE_RETIREMENT),
+        "the leader serves since {served_since}, and edges that were connected to the one before may not be back: wait for an \
+         hour, or they may have to join again (--now)"
+    );
+    ensure!(
+        is_past(&after, Duration::ZERO),
         "edges that are away may know the old CA alone. It is retired by itself at {after}; before, they would have to \
          join again (--now)"
     );
@@ -137,7 +146,8 @@ fn render_ca_table(published: &Published) -> anyhow::Result<String> {
         let hash = hex(digest(&SHA256, ca).as_ref());
         writeln!(text, "{hash}  {}  {role}", humantime::format_rfc3339_seconds(end))?;
     }
-    let Some(RotationProgress { step, since, retired_after, edges }) = &published.progress else {
+    let Some(RotationProgress { step, since, retired_after, edges, served_since: _ }) = &published.progress
+    else {
         return Ok(text);
     };
     let since = since.as_deref().unwrap_or("the beginning");
@@ -168,8 +178,6 @@ fn render_ca_table(published: &Published) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::time::Duration;
-
     use super::*;
     use crate::edges::pki::CaCensus;
     use crate::edges::pki::published::rfc3339;
@@ -178,10 +186,19 @@ mod tests {
     #[test]
     fn retiring_waits_for_edges_of_the_old_ca() {
         let now = SystemTime::now();
-        let progress = |after: SystemTime, edges| {
+        let of_leader = |served: Duration, after: SystemTime, edges| {
             let (since, retired_after) = (Some(rfc3339(now)), Some(rfc3339(after)));
-            Some(RotationProgress { step: RotationStep::Signing, since, retired_after, edges: Some(edges) })
+            let served_since = Some(rfc3339(now - served));
+            Some(RotationProgress {
+                step: RotationStep::Signing,
+                since,
+                retired_after,
+                edges: Some(edges),
+                served_since,
+            })
         };
+        let progress =
+            |after, edges| of_leader(SERVED_BEFORE_RETIREMENT + Duration::from_secs(1), after, edges);
         let all = CaCensus { connected: 3, informed: 3, renewed: 3, unable: 0, old_subject: 0 };
         let (past, future) = (now - Duration::from_secs(5), now + Duration::from_secs(3600));
         check_retirable(progress(past, all), now).unwrap();
@@ -196,6 +213,7 @@ mod tests {
                 "2 of 3 connected edges have a certificate of the old CA",
             ),
             (progress(future, all), "edges that are away may know the old CA alone"),
+            (of_leader(Duration::from_secs(60), past, all), "may not be back"),
         ] {
             let error = check_retirable(progress, now).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
@@ -214,6 +232,7 @@ mod tests {
             since: Some("T".to_owned()),
             retired_after: None,
             edges,
+            served_since: None,
         };
         let shown = render_ca_table(&Published { bundle, progress: Some(progress) }).unwrap();
         let lines: Vec<_> = shown.lines().collect();

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::SystemTime;
 
 use anyhow::Context;
 use kube::Client;
@@ -74,6 +75,7 @@ pub(super) async fn start(
         metrics: core.metrics.edges(),
         writes,
         namespace: namespace.clone(),
+        served_since: SystemTime::now(),
         old_life: args.edge_cert_ttl + args.renew_grace,
         log: FailureLog::default(),
     };

@@ -47,6 +47,8 @@ pub(super) struct RotationKeeper {
     pub(super) metrics: EdgeMetrics,
     pub(super) writes: Client,
     pub(super) namespace: String,
+    /// When this leader began to serve edges.
+    pub(super) served_since: SystemTime,
     /// How long after its last signature a CA has to be trusted.
     pub(super) old_life: Duration,
     pub(super) log: FailureLog,
@@ -130,6 +132,7 @@ impl RotationKeeper {
             retired_after: retired_after.map(rfc3339),
             // By the CAs that are in use now.
             edges: (step != RotationStep::Settled).then(|| self.sessions.ca_census(&self.identity.cas())),
+            served_since: (step == RotationStep::Signing).then(|| rfc3339(self.served_since)),
         }))
     }
 

@@ -38,6 +38,9 @@ pub(crate) struct RotationProgress {
     /// The edges that are connected, while there are two CAs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) edges: Option<CaCensus>,
+    /// Since when the leader that counts them serves: edges may not be back yet. Absent from release 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) served_since: Option<String>,
 }
 
 impl Published {
@@ -101,6 +104,7 @@ mod tests {
             since: Some(rfc3339(now)),
             retired_after: None,
             edges,
+            served_since: Some(rfc3339(now)),
         };
         let published = Published { bundle: set.bundle(), progress: Some(progress) };
         let map = ConfigMap { data: Some(published.to_map_data()), ..ConfigMap::default() };

@@ -50,7 +50,7 @@ const ANNOUNCED_AT_MOST: Duration = Duration::from_secs(600);
 /// How long a leader serves before it retires a CA: an edge that needs it still has come back from the leader before by then,
 /// and counts. The returns of a drained fleet are spread over ten minutes, and an edge that finds no leader waits for minutes
 /// between two tries.
-const SERVED_BEFORE_RETIREMENT: Duration = Duration::from_secs(3600);
+pub(crate) const SERVED_BEFORE_RETIREMENT: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
