@@ -47,16 +47,18 @@ mod yielding;
 use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use prepull_api::download::{Deltas, VerificationMode};
 use prepull_api::failure::FailureCode;
 use prepull_api::image::Reference;
-use prepull_api::task::{ImageFacts, JobUid, PulledBy};
+use prepull_api::task::{ByteProgress, ImageFacts, JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use prepull_registry::Proxies;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
 
 use self::admission::Admitted;
 use self::buckets::PullBuckets;
@@ -89,6 +91,8 @@ pub use room::RoomRules;
 pub(crate) const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
 /// The kubelet's own default.
 pub(crate) const DEFAULT_GC_HIGH_THRESHOLD: Percent = Percent(85);
+/// Interval of checking whether a pull by the runtime has got a limit. Limits hold within seconds.
+const LOOK_AT_LIMITS: Duration = Duration::from_secs(1);
 
 /// Settings for downloads of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -318,13 +322,14 @@ impl<P: Puller> Fetching<P> {
         Ok(Pulled { warning, facts, from_peers: shared.and_then(ImageSharing::delivered), ..pulled })
     }
 
-    /// Leaves a pull to the runtime, unless the task requires something that only the agent can do.
+    /// Leaves a pull to the runtime, unless the task requires something that only the agent can do. `None`: it was ended, since
+    /// it got a limit before everything had arrived.
     async fn step_back(
         &self,
         why: &str,
         request: PullRequest<'_>,
         progress: ProgressSink<'_>,
-    ) -> Result<Pulled, PullError> {
+    ) -> Result<Option<Pulled>, PullError> {
         let refuse = |because: &str| {
             let message = format!("the agent cannot fetch the image ({why}), and {because}");
             Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::Other))
@@ -345,24 +350,51 @@ impl<P: Puller> Fetching<P> {
             return refuse("a pull by the container runtime keeps no limit of bytes a second");
         }
         tracing::debug!(image = request.reference, why, "left to the container runtime");
-        let mut pulled = self.inner.pull(request, progress).await?;
-        pulled.facts.pulled_by_reason = truncate_note(why);
-        Ok(pulled)
+        let has_arrived = AtomicBool::new(false);
+        let watched = |bytes: ByteProgress| {
+            has_arrived.store(bytes.total > 0 && bytes.done >= bytes.total, Ordering::Relaxed);
+            progress(bytes);
+        };
+        let limited = async {
+            while has_arrived.load(Ordering::Relaxed) || !buckets.are_limited() {
+                sleep(LOOK_AT_LIMITS).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            pulled = self.inner.pull(request, &watched) => {
+                let mut pulled = pulled?;
+                pulled.facts.pulled_by_reason = truncate_note(why);
+                Ok(Some(pulled))
+            }
+            () = limited => Ok(None),
+        }
     }
 }
 
 impl<P: Puller> Puller for Fetching<P> {
     async fn pull(&self, request: PullRequest<'_>, progress: ProgressSink<'_>) -> Result<Pulled, PullError> {
-        if self.fetcher.settings.mode == FetchMode::Runtime {
-            return self.step_back("--fetch=runtime", request, progress).await;
-        }
-        match self.fetch_image(request, progress).await {
-            Ok(pulled) => Ok(pulled),
-            Err(FetchStop::Failed(error)) => Err(error),
-            Err(FetchStop::StepBack(why)) => self.step_back(&why, request, progress).await,
-            Err(FetchStop::NoConnection { registry, error }) => {
-                self.step_back_unreachable(&registry, error, request, progress).await
+        loop {
+            let fetched = if self.fetcher.settings.mode == FetchMode::Runtime {
+                Err(FetchStop::StepBack("--fetch=runtime".to_owned()))
+            } else {
+                self.fetch_image(request, progress).await
+            };
+            let by_runtime = match fetched {
+                Ok(pulled) => return Ok(pulled),
+                Err(FetchStop::Failed(error)) => return Err(error),
+                Err(FetchStop::StepBack(why)) => self.step_back(&why, request, progress).await?,
+                Err(FetchStop::NoConnection { registry, error }) => {
+                    self.step_back_unreachable(&registry, error, request, progress).await?
+                }
+            };
+            if let Some(pulled) = by_runtime {
+                return Ok(pulled);
             }
+            tracing::info!(
+                image = request.reference,
+                "has a limit now, which the container runtime would not keep"
+            );
         }
     }
 

@@ -121,3 +121,31 @@ async fn leases_end_by_the_later_clock() {
     assert!(end(UNIX_EPOCH) < cloud + hour * 2);
     assert_eq!(end(cloud + hour * 3), cloud + hour * 4);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_new_limit_ends_a_pull_by_the_runtime() {
+    let mut fetching = fetching(std::path::Path::new("/nonexistent/containerd.sock"));
+    fetching.fetcher.settings.mode = FetchMode::Runtime;
+    fetching.inner.script("a", [Act::Take(600), Act::Unpack(5, 600)]);
+    let limit = async |fetching: &Fetching<Fake>| {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        fetching.bucket().set_rate(NonZeroU64::new(4096));
+        std::future::pending::<()>().await;
+    };
+    let pull = async |fetching: &Fetching<Fake>| {
+        fetching.bucket().set_rate(None);
+        tokio::select! {
+            pulled = fetching.pull(PullRequest::new("a"), &|_| {}) => pulled,
+            () = limit(fetching) => unreachable!(),
+        }
+    };
+    let begun = tokio::time::Instant::now();
+    let error = pull(&fetching).await.unwrap_err();
+    assert!(
+        error.message.ends_with("a pull by the container runtime keeps no limit of bytes a second"),
+        "{error}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
+    pull(&fetching).await.unwrap();
+    assert_eq!(fetching.inner.pulls(), ["a", "a"], "all has arrived, so no limit applies");
+}

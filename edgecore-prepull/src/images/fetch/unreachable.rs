@@ -53,7 +53,7 @@ impl<P: Puller> Fetching<P> {
         error: PullError,
         request: PullRequest<'_>,
         progress: ProgressSink<'_>,
-    ) -> Result<Pulled, PullError> {
+    ) -> Result<Option<Pulled>, PullError> {
         let terms = &request.terms;
         let buckets = PullBuckets::new(&self.fetcher.bucket, terms);
         let needs_agent = self.fetcher.settings.mode != FetchMode::Auto
