@@ -243,6 +243,30 @@ fn job_series_are_bounded_and_removed() {
 }
 
 #[test]
+fn cleared_work_leaves_no_gauge_behind() {
+    let nodes = Summary { pending: 1, ..Summary::default() };
+    let census = CaCensus { connected: 9, informed: 7, renewed: 5, unable: 1, old_subject: 3 };
+    let phases = [JobPhase::Init, JobPhase::InProgress, JobPhase::Completed, JobPhase::Failure];
+    let sites = [SiteReport { counters: SiteCounters::default(), ..site("north") }];
+    let gauges: [&dyn Fn(&Metrics); 4] = [
+        &|metrics| metrics.set_levels(phases.map(|phase| (phase, 1)), 7),
+        &|metrics| metrics.set_job_nodes(std::iter::once(("spring", &nodes))),
+        &|metrics| metrics.set_sites(&sites, 3000, 4000),
+        &|metrics| metrics.edges().set_outdated(&census),
+    ];
+    let stay = gauges.map(|set| {
+        let metrics = Metrics::default();
+        metrics.clear_work(4000);
+        let idle = sorted(&metrics.render());
+        set(&metrics);
+        assert_ne!(sorted(&metrics.render()), idle);
+        metrics.clear_work(4000);
+        sorted(&metrics.render()) != idle
+    });
+    assert_eq!(stay, [false; 4]);
+}
+
+#[test]
 fn only_the_most_active_sites_have_series() {
     let metrics = Metrics::default();
     let sites: Vec<_> = (0..60).map(|number| site(&format!("site-{number}"))).collect();
