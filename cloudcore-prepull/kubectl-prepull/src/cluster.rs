@@ -142,3 +142,55 @@ async fn read_config(global: &GlobalArgs) -> anyhow::Result<(Config, Option<Stri
     }
     Ok((config, chosen))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+    use futures::StreamExt;
+    use kube::Api;
+    use kube::api::WatchParams;
+    use prepull_api::crd::job::ImagePrePullJob;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        global: GlobalArgs,
+    }
+
+    #[tokio::test]
+    async fn a_watch_ends_after_90_silent_seconds() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+        let text = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{ "name": "u", "user": {} }],
+            "clusters": [{ "name": "c", "cluster": { "server": format!("http://{}", listener.local_addr().unwrap()) } }],
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+        });
+        std::fs::write(kubeconfig.path(), text.to_string()).unwrap();
+        let file = kubeconfig.path().to_str().unwrap();
+        let Flags { global } = Flags::try_parse_from(["kubectl-prepull", "--kubeconfig", file]).unwrap();
+        let cluster = Cluster::connect(&global).await.unwrap();
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read(&mut [0; 4096]).await.unwrap();
+            let head =
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+            stream.write_all(head.as_bytes()).await.unwrap();
+            stream
+        };
+        let jobs = Api::<ImagePrePullJob>::all(cluster.watch_client());
+        let parameters = WatchParams::default();
+        let (watch, _open) = tokio::join!(jobs.watch(&parameters, "1"), answer);
+        let mut watch = Box::pin(watch.unwrap());
+        tokio::time::pause();
+        let begun = Instant::now();
+        assert!(!matches!(watch.next().await, Some(Ok(_))));
+        assert!((89..=90).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    }
+}
