@@ -18,6 +18,7 @@ mod cluster;
 mod complete;
 mod edges;
 mod events;
+mod hearing;
 mod job_fields;
 mod jobs;
 mod kruise;
@@ -89,7 +90,6 @@ mod ui {
     pub(crate) mod command;
     mod feed;
     mod guard;
-    mod hearing;
     mod known;
     pub(crate) mod peer;
     mod rows;

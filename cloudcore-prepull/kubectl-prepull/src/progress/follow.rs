@@ -1,6 +1,6 @@
 //! A job that is followed to its end, by watches of the job and of its reports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -21,6 +21,7 @@ use super::tally::Tally;
 use super::view::JobView;
 use crate::amounts::format_duration;
 use crate::cluster::Cluster;
+use crate::hearing::Hearing;
 use crate::jobs::{self, REPORTS_OF_A_PAGE};
 use crate::leader::{self, Leaderless};
 use crate::listing::{ListChange, Listing};
@@ -119,11 +120,11 @@ async fn until_over(
     let mut leader = std::pin::pin!(leader::watch_leader(cluster));
     let mut ticks = tokio::time::interval(if show.has_bars() { FRAME } else { LINE });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut of_jobs, mut of_reports) = (WatchHealth::default(), WatchHealth::default());
+    let (mut hearing, mut heard) = (Hearing::default(), BTreeSet::new());
     loop {
         let is_heard = tokio::select! {
             change = changes.next() => {
-                let change = accept_change(change, &mut of_jobs, show)?;
+                let change = accept_change(change, "jobs", (&mut hearing, &mut heard), show)?;
                 let is_heard = shows_connection(change.as_ref());
                 if let Some(change) = change {
                     followed.take_job(change)?;
@@ -131,7 +132,7 @@ async fn until_over(
                 is_heard
             }
             change = reports.next() => {
-                let change = accept_change(change, &mut of_reports, show)?;
+                let change = accept_change(change, "reports", (&mut hearing, &mut heard), show)?;
                 let is_heard = shows_connection(change.as_ref());
                 if let Some(change) = change {
                     followed.take_report(change);
@@ -153,7 +154,7 @@ async fn until_over(
                 false
             }
         };
-        if is_heard && !of_jobs.is_lost() && !of_reports.is_lost() {
+        if is_heard && !hearing.awaits_list() {
             show.mark_connected();
         }
         if jobs::is_over(&followed.job) {
@@ -170,20 +171,24 @@ async fn until_over(
 /// A change, if it is one. A watch that breaks is taken up again by itself; one that is refused from the start is not.
 fn accept_change<K>(
     change: Option<watcher::Result<Event<K>>>,
-    health: &mut WatchHealth,
+    what: &'static str,
+    (hearing, heard): (&mut Hearing, &mut BTreeSet<&'static str>),
     show: &mut Show,
 ) -> anyhow::Result<Option<Event<K>>> {
     match change {
         Some(Ok(change)) => {
-            health.note_event(&change);
+            hearing.note_event(what, &change);
+            if shows_connection(Some(&change)) {
+                heard.insert(what);
+            }
             Ok(Some(change))
         }
         Some(Err(error)) => {
             let error = anyhow::Error::from(error).context("the job cannot be watched");
-            if problem::is_lasting(&error, health.is_heard) {
+            if problem::is_lasting(&error, heard.contains(what)) {
                 return Err(error);
             }
-            health.has_failed = true;
+            hearing.note_loss(what, problem::error_text(&error), Timestamp::now());
             show.mark_disconnected(&error);
             Ok(None)
         }
@@ -194,32 +199,6 @@ fn accept_change<K>(
 /// Whether the API server was heard: a list that begins is only about to be requested.
 fn shows_connection<K>(change: Option<&Event<K>>) -> bool {
     !matches!(change, None | Some(Event::Init))
-}
-
-/// How a watch stands.
-#[derive(Default)]
-struct WatchHealth {
-    is_heard: bool,
-    has_failed: bool,
-    /// Whether it reads a list, without which it doesn't go on.
-    is_listing: bool,
-}
-
-impl WatchHealth {
-    fn note_event<K>(&mut self, event: &Event<K>) {
-        match event {
-            Event::Init => self.is_listing = true,
-            Event::InitApply(_) => self.is_heard = true,
-            Event::InitDone | Event::Apply(_) | Event::Delete(_) => {
-                *self = Self { is_heard: true, ..Self::default() };
-            }
-        }
-    }
-
-    /// Whether it still has to read a list again, after an error. A watch that goes on without one may be silent.
-    fn is_lost(&self) -> bool {
-        self.has_failed && self.is_listing
-    }
 }
 
 #[derive(Default)]
@@ -355,32 +334,6 @@ mod tests {
         }
         let gone = followed.take_job(Event::InitDone).unwrap_err();
         assert_eq!(gone.to_string(), "job web was deleted while it was followed");
-    }
-
-    #[test]
-    fn a_relisting_watch_stays_lost() {
-        let mut health = WatchHealth::default();
-        let mut is_lost_after = |event: Option<Event<()>>| {
-            match event {
-                Some(event) => health.note_event(&event),
-                None => health.has_failed = true,
-            }
-            health.is_lost()
-        };
-        for (event, is_lost, why) in [
-            (Some(Event::Init), false, "nothing has failed yet"),
-            (Some(Event::InitDone), false, "it's heard"),
-            (None, false, "it may go on without an event"),
-            (Some(Event::Init), true, "it has to read the list again"),
-            (None, true, "the list has failed"),
-            (Some(Event::Init), true, "the list is asked for again"),
-            (Some(Event::InitApply(())), true, "the rest of the list may fail"),
-            (Some(Event::InitDone), false, "it's heard"),
-            (None, false, "it may go on without an event"),
-            (Some(Event::Apply(())), false, "it's heard"),
-        ] {
-            assert_eq!(is_lost_after(event.clone()), is_lost, "{why}");
-        }
     }
 
     #[test]

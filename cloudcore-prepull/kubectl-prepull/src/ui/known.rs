@@ -13,8 +13,8 @@ use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::kruise::ImagePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, JOB_UID_LABEL};
 
-use super::hearing::Hearing;
 use super::rows::{JobRow, NodeRow};
+use crate::hearing::Hearing;
 use crate::jobs;
 use crate::kruise::row_name;
 use crate::listing::{ListChange, Listing};

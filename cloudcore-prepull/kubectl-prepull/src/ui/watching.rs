@@ -17,10 +17,10 @@ use prepull_api::crd::report::ImagePrePullReport;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::hearing::SERVER;
 use super::known::PageState;
 use crate::cluster::Cluster;
 use crate::edges::DOOR;
+use crate::hearing::SERVER;
 use crate::jobs::REPORTS_OF_A_PAGE;
 use crate::leader::current_leader;
 use crate::problem::{self, ClusterPlace};

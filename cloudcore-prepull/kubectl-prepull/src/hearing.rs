@@ -1,4 +1,4 @@
-//! The connection to the cluster, as the page shows it: since when something isn't heard, and why. Pure.
+//! The connection to the cluster, as a followed job and the page show it: since when something isn't heard, and why. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -92,6 +92,11 @@ impl Hearing {
         self.leaderless = leaderless;
     }
 
+    /// Whether a lost watch still has to read a list again. One that goes on without a list may be silent.
+    pub(crate) fn awaits_list(&self) -> bool {
+        self.listing.iter().any(|what| self.lost.contains_key(what))
+    }
+
     /// The labels of nodes can't be read.
     pub(crate) fn lack_sites(&mut self, text: String) {
         self.without_sites = Some(text);
@@ -171,6 +176,7 @@ mod tests {
         hearing.note_event("jobs", &Event::<()>::Init);
         hearing.hear_server(None, at(5));
         assert_eq!(lost(&hearing), None, "nothing has failed yet");
+        assert!(!hearing.awaits_list());
         hearing.note_event("jobs", &Event::<()>::InitDone);
         hearing.note_loss("jobs", "refused".to_owned(), at(10));
         hearing.note_event("jobs", &Event::<()>::Init);
@@ -179,9 +185,11 @@ mod tests {
         hearing.note_event("jobs", &Event::InitApply(()));
         hearing.hear_server(None, at(900));
         assert_eq!(lost(&hearing), Some((10, "refused")), "the rest of the list may fail");
+        assert!(hearing.awaits_list());
         hearing.note_event("jobs", &Event::<()>::InitDone);
         assert_eq!(lost(&hearing), None);
         hearing.note_loss("jobs", "refused".to_owned(), at(1000));
+        assert!(!hearing.awaits_list(), "it may go on without an event");
         hearing.hear_server(None, at(1100));
         assert_eq!(lost(&hearing), None, "it went on without a list");
     }
