@@ -65,6 +65,9 @@ pub struct RegistryError {
     pub kind: ErrorKind,
     /// One line for a person, without secrets and without queries of URLs.
     pub message: String,
+    /// One endpoint refuses or has nothing, and another one hasn't answered, or not to the question. Another credential may
+    /// help, and so may asking again. Only with [`ErrorKind::Unauthorized`] and [`ErrorKind::NotFound`].
+    pub undecided: bool,
 }
 
 impl RegistryError {
@@ -73,7 +76,12 @@ impl RegistryError {
         let words: Vec<&str> =
             message.as_ref().split(|c: char| c.is_whitespace() || c.is_control()).collect();
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
-        Self { kind, message: truncate_reason(&words.join(" ")) }
+        Self { kind, message: truncate_reason(&words.join(" ")), undecided: false }
+    }
+
+    /// Whether it's a "no" that asking the same endpoint again doesn't change.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self.kind, ErrorKind::Unauthorized | ErrorKind::NotFound)
     }
 
     /// The rank of the error when several endpoints have failed: an answer is more useful than silence, and any other

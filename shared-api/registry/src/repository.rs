@@ -279,7 +279,9 @@ impl Repository {
         }
     }
 
-    /// Asks the permitted endpoints one after another. If all fail, returns the most useful error.
+    /// Asks the permitted endpoints one after another. If all fail, returns the most useful error. A refusal is marked as
+    /// [undecided](RegistryError::undecided) if another endpoint has failed otherwise: a mirror needn't have what the registry
+    /// has.
     async fn first_of<'a, T>(
         &'a self,
         may: fn(Capabilities) -> bool,
@@ -288,7 +290,7 @@ impl Repository {
     ) -> Result<T, RegistryError> {
         let able = self.endpoints.iter().filter(|endpoint| may(endpoint.capabilities));
         let (last, first): (Vec<_>, Vec<_>) = able.partition(|endpoint| avoid.contains(&endpoint.host_id()));
-        let mut worst: Option<RegistryError> = None;
+        let (mut worst, mut passing): (Option<RegistryError>, Option<RegistryError>) = (None, None);
         for endpoint in first.into_iter().chain(last) {
             match one(endpoint).await {
                 Ok(value) => return Ok(value),
@@ -296,6 +298,9 @@ impl Repository {
                 Err(error) if error.kind == ErrorKind::Unsupported => return Err(error),
                 Err(error) => {
                     tracing::debug!(endpoint = endpoint.name(), %error, "endpoint failed");
+                    if passing.is_none() && !error.is_refusal() {
+                        passing = Some(error.clone());
+                    }
                     if worst.as_ref().is_none_or(|worst| worst.weight() < error.weight()) {
                         worst = Some(error);
                     }
@@ -306,7 +311,14 @@ impl Repository {
             let message = format!("hosts.toml leaves no endpoint for {}", self.reference.registry());
             RegistryError::new(ErrorKind::NotFound, message)
         };
-        Err(worst.unwrap_or_else(none))
+        let worst = worst.unwrap_or_else(none);
+        Err(match passing.filter(|_| worst.is_refusal()) {
+            Some(passing) => {
+                let message = format!("{}, and {}", worst.message, passing.message);
+                RegistryError { undecided: true, ..RegistryError::new(worst.kind, message) }
+            }
+            None => worst,
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prepull_api::sites::PeerFault;
 use prepull_registry::manifest::Descriptor;
-use prepull_registry::{ErrorKind, HostId};
+use prepull_registry::{ErrorKind, HostId, RegistryError};
 use tokio::time::sleep;
 
 use super::download::Download;
@@ -199,7 +199,7 @@ impl Download<'_> {
                 strikes = 0;
                 continue;
             }
-            let pause = pause_before_asking_again(error.kind).filter(|_| strikes < STRIKES);
+            let pause = pause_before_asking_again(&error).filter(|_| strikes < STRIKES);
             let Some(pause) = pause else { return Err(error.into()) };
             tracing::debug!(image = self.reference, blob = descriptor.digest, offset = filling.part.offset(), %error, "asking for the rest");
             sleep(pause).await;
@@ -209,8 +209,8 @@ impl Download<'_> {
 }
 
 /// How long to wait before the rest of a blob is asked for again. `None` if that would not help.
-fn pause_before_asking_again(kind: ErrorKind) -> Option<Duration> {
-    match kind {
+fn pause_before_asking_again(error: &RegistryError) -> Option<Duration> {
+    match error.kind {
         // A token that has expired is replaced, and so is the URL that a registry has redirected to.
         ErrorKind::Unauthorized
         | ErrorKind::NoConnection
@@ -221,9 +221,20 @@ fn pause_before_asking_again(kind: ErrorKind) -> Option<Duration> {
             let pause = retry_after.unwrap_or(PAUSE).max(PAUSE);
             (pause <= LONGEST_PAUSE).then_some(pause)
         }
-        ErrorKind::NotFound
-        | ErrorKind::PlatformMismatch
-        | ErrorKind::DigestMismatch
-        | ErrorKind::Unsupported => None,
+        ErrorKind::NotFound => error.undecided.then_some(PAUSE),
+        ErrorKind::PlatformMismatch | ErrorKind::DigestMismatch | ErrorKind::Unsupported => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mirrors_not_found_is_asked_again() {
+        for (undecided, expected) in [(false, None), (true, Some(PAUSE))] {
+            let error = RegistryError { kind: ErrorKind::NotFound, message: String::new(), undecided };
+            assert_eq!(pause_before_asking_again(&error), expected);
+        }
     }
 }

@@ -69,6 +69,8 @@ impl From<RegistryError> for PullError {
             }
             ErrorKind::Unsupported => (ErrorClass::Permanent, FailureCode::Other),
         };
+        // The class still has the other credentials tried. If they're refused too, the attempt may be repeated.
+        let code = if error.undecided { FailureCode::Unreachable } else { code };
         let retry_after = error.kind.retry_after();
         Self { retry_after, ..Self::new(class, error.message).with_code(code) }
     }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use prepull_api::failure::FailureCode;
 use prepull_api::task::{ByteProgress, ImageFacts, JobUid, PulledBy, SandboxMetadata};
 use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
@@ -23,6 +24,8 @@ pub(crate) enum Act {
     Unpack(u64, u64),
     /// Fails with this class and message.
     Fail(ErrorClass, &'static str),
+    /// Fails with this class, while another endpoint is silent.
+    Undecided(ErrorClass),
     /// Fails because the registry asks for a wait of this many seconds.
     Busy(u64),
     /// Succeeds with this password, and answers 401 otherwise.
@@ -151,6 +154,9 @@ impl Puller for Fake {
                 Ok(())
             }
             Act::Fail(class, message) => Err(PullError::new(class, message)),
+            Act::Undecided(class) => {
+                Err(PullError::new(class, "and one is silent").with_code(FailureCode::Unreachable))
+            }
             Act::Busy(seconds) => {
                 let retry_after = Some(Duration::from_secs(seconds));
                 Err(PullError { retry_after, ..PullError::new(ErrorClass::Transient, "429") })

@@ -110,7 +110,7 @@ impl<'a> SignatureSearch<'a> {
                 signer
             }
             // A referrers list may name a missing manifest.
-            Err(error) if error.kind == ErrorKind::NotFound => {
+            Err(error) if error.kind == ErrorKind::NotFound && !error.undecided => {
                 self.note_flaw(Flaw::Missing);
                 None
             }
@@ -220,9 +220,8 @@ fn may_pass(error: &RegistryError) -> bool {
         | ErrorKind::TooSlow
         | ErrorKind::Server { .. }
         | ErrorKind::RateLimited { .. } => true,
-        ErrorKind::Unauthorized
-        | ErrorKind::NotFound
-        | ErrorKind::PlatformMismatch
+        ErrorKind::Unauthorized | ErrorKind::NotFound => error.undecided,
+        ErrorKind::PlatformMismatch
         | ErrorKind::Protocol
         | ErrorKind::DigestMismatch
         | ErrorKind::Unsupported => false,

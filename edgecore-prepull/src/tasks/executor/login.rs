@@ -171,8 +171,10 @@ fn explain_refusal<P>(logins: &Logins<'_, P>, key: &PullKey, answer: &ProvidersA
     if refused {
         notes.extend(answer.problems.iter().cloned());
     }
-    // A provider that didn't answer may have the right credential: the next attempt asks it again.
-    let class = if refused && answer.failed { ErrorClass::Transient } else { *class };
+    // A provider that didn't answer may have the right credential, and an endpoint that didn't may have the image: the next
+    // attempt asks them again.
+    let may_pass = (refused && answer.failed) || *code == FailureCode::Unreachable;
+    let class = if may_pass { ErrorClass::Transient } else { *class };
     let error = if notes.is_empty() {
         PullError::new(class, message)
     } else {

@@ -314,6 +314,20 @@ async fn an_attempt_tries_credentials_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn undecided_refusals_are_tried_again() {
+    let fake = Fake::new();
+    let refusals = [ErrorClass::NotFound, ErrorClass::Auth].map(Act::Undecided);
+    fake.script("a", refusals.clone().into_iter().chain(refusals).chain([Act::Password("right")]));
+    fake.script("b", [Act::Undecided(ErrorClass::Auth), Act::Password("right")]);
+    let mut execution = execution(["a", "b"].map(|name| image(name, PullPolicy::Always, 2)).to_vec());
+    execution.terms.keys = vec![credentials(&["right", "old"]), credentials(&["old", "right"])];
+    let end = run(&fake, execution).await;
+    assert_eq!(outcomes(&end), [New, New]);
+    assert_eq!([0, 1].map(|image| end.images[image].attempts), [3, 1], "the second credential comes first");
+    assert_eq!(fake.state.lock().unwrap().given_up, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unavailable_key_fails_its_image() {
     let fake = Fake::new();
     let mut execution = execution(vec![always("a"), always("b")]);

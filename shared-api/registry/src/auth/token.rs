@@ -172,7 +172,7 @@ impl TokenRealm<'_> {
     }
 
     fn explain(&self, error: &RegistryError) -> RegistryError {
-        let RegistryError { kind, message } = error;
+        let RegistryError { kind, message, undecided: _ } = error;
         let (server, registry) = (self.name(), self.endpoint.name());
         RegistryError::new(*kind, format!("token server {server} of {registry}: {message}"))
     }

@@ -1,5 +1,6 @@
 //! Mirrors, private CAs, client certificates and TLS without verification, as hosts.toml has them.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,6 +189,36 @@ async fn a_mirror_that_fails_is_followed_by_the_next_endpoint() {
         let stream = repository.fetch_blob(&blob(), 0, &[]).await.unwrap();
         assert_eq!(stream.host().to_string(), registry.at.to_string(), "{status}");
         assert_eq!(mirror.seen().len(), 2, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_decides_for_no_silent_endpoint() {
+    let lacks = Server::start(|_| reply(404, &[], "")).await;
+    let busy = Server::start(|_| reply(503, &[], "")).await;
+    let silent = SocketAddr::from(([127, 0, 0, 1], 1));
+    for (status, registry, undecided) in [
+        (404, silent, true),
+        (401, silent, true),
+        (403, busy.at, true),
+        (401, lacks.at, false),
+        (404, lacks.at, false),
+    ] {
+        let mirror = Server::start(move |_| reply(status, &[], "")).await;
+        let hosts = tempfile::tempdir().unwrap();
+        let text = format!("server = \"http://{registry}\"\n[host.\"http://{}\"]\n", mirror.at);
+        write_hosts(hosts.path(), "r.example", &text);
+        let repository = repository(&client(hosts.path()), "r.example/team/app:v1", None);
+        let expected = if status == 404 { ErrorKind::NotFound } else { ErrorKind::Unauthorized };
+        for error in [
+            repository.resolve().await.unwrap_err(),
+            repository.fetch_manifest(&blob()).await.unwrap_err(),
+            repository.fetch_blob(&blob(), 0, &[]).await.map(drop).unwrap_err(),
+        ] {
+            assert_eq!((error.kind, error.undecided), (expected, undecided), "{error:?}");
+            let names = |at: SocketAddr| error.message.contains(&at.to_string());
+            assert_eq!(names(mirror.at) && names(registry), undecided, "{error:?}");
+        }
     }
 }
 
