@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use prepull_delta::manifest::MAX_LAYERS;
-use prepull_registry::manifest::{Descriptor, Index, Manifest, Platform};
+use prepull_registry::manifest::{Descriptor, Index, MAX_MANIFEST, Manifest, Platform};
 use prepull_registry::{Chosen, Contents, Repository, ResolvedReference};
 
 use super::stop::FetchStop;
@@ -42,7 +42,8 @@ impl ImageParts {
     /// Reads the documents that lead to the layers, from the content store if possible and else from the registry.
     ///
     /// # Errors
-    /// A document can't be read, or is invalid; or the image has more than [`MAX_LAYERS`] layers.
+    /// A document can't be read, or is invalid; or the image has more than [`MAX_LAYERS`] layers, or a configuration of more
+    /// than [`MAX_MANIFEST`] bytes.
     pub(super) async fn read(
         store: &ContentStore,
         repository: &Repository,
@@ -52,10 +53,17 @@ impl ImageParts {
         let chosen = repository.choose(resolved, &Platform::of_this_machine(), store).await?;
         let Chosen { indexes, manifest: (descriptor, content) } = chosen;
         let manifest = Manifest::parse(&content)?;
-        let count = manifest.layers.len();
+        let refuse = |what: String| {
+            let message = format!("{} has {what}", repository.reference());
+            Err(PullError::new(ErrorClass::Permanent, message).into())
+        };
+        let (count, size) = (manifest.layers.len(), manifest.config.size);
         if count > MAX_LAYERS {
-            let message = format!("{} has {count} layers, of at most {MAX_LAYERS}", repository.reference());
-            return Err(PullError::new(ErrorClass::Permanent, message).into());
+            return refuse(format!("{count} layers, of at most {MAX_LAYERS}"));
+        }
+        // We read it whole, and the room for it isn't checked.
+        if size > MAX_MANIFEST {
+            return refuse(format!("a configuration of {size} bytes, of at most {MAX_MANIFEST}"));
         }
         let digests = |descriptors: &[Descriptor]| -> Vec<String> {
             descriptors.iter().map(|descriptor| descriptor.digest.clone()).collect()

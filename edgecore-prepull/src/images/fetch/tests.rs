@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prepull_api::image::NormalizedReference;
 use prepull_delta::manifest::MAX_LAYERS;
-use prepull_registry::manifest::{Descriptor, OCI_MANIFEST};
+use prepull_registry::manifest::{Descriptor, MAX_MANIFEST, OCI_MANIFEST};
 use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, ResolvedReference};
 use tonic::Status;
 use tonic::body::Body;
@@ -57,11 +57,12 @@ fn reference() -> NormalizedReference {
     Reference::parse(&format!("r.example/app@{}", digest(0))).unwrap().normalized()
 }
 
-/// Reads an image with this many layers, from a manifest that was fetched before.
-async fn read_image(store: &ContentStore, layers: usize) -> Result<ImageParts, FetchStop> {
+/// Reads an image with this many layers and bytes of its configuration, from a manifest that was fetched before.
+async fn read_image(store: &ContentStore, layers: usize, config: u64) -> Result<ImageParts, FetchStop> {
     let descriptor = |digest| Descriptor { digest, size: 1, ..Descriptor::default() };
     let layers: Vec<_> = (2..layers + 2).map(|number| descriptor(digest(number))).collect();
-    let manifest = serde_json::json!({ "config": descriptor(digest(1)), "layers": layers });
+    let config = Descriptor { size: config, ..descriptor(digest(1)) };
+    let manifest = serde_json::json!({ "config": config, "layers": layers });
     let manifest = Some(manifest.to_string().into_bytes());
     let descriptor = Descriptor { media_type: OCI_MANIFEST.to_owned(), ..descriptor(digest(0)) };
     let hosts = HostsFiles { dirs: Vec::new(), ignores_server_alone: false };
@@ -80,7 +81,7 @@ async fn the_runtime_downloads_no_blob_that_is_gone() {
         let (fetching, reference) = (fetching(&socket), reference());
         let name = reference.to_string();
         fetching.inner.script(&name, [Act::Take(0)]);
-        let image = read_image(&fetching.fetcher.store, 2).await.unwrap();
+        let image = read_image(&fetching.fetcher.store, 2, 1).await.unwrap();
         let request = PullRequest::new(&name);
         let finished = fetching.finish_by_runtime(request, &reference, &image, "overlayfs").await;
         let expected = if has_all { vec![name.clone()] } else { Vec::new() };
@@ -97,16 +98,21 @@ async fn the_runtime_downloads_no_blob_that_is_gone() {
 }
 
 #[tokio::test]
-async fn images_of_too_many_layers_are_refused() {
+async fn images_out_of_bounds_are_refused() {
     let fetching = fetching(std::path::Path::new("/nonexistent/containerd.sock"));
     let store = &fetching.fetcher.store;
-    let most = read_image(store, MAX_LAYERS).await.unwrap();
+    let most = read_image(store, MAX_LAYERS, MAX_MANIFEST).await.unwrap();
     assert_eq!(most.stacked_layers().count(), 1024);
-    let Err(FetchStop::Failed(error)) = read_image(store, MAX_LAYERS + 1).await else {
-        panic!("it isn't refused");
-    };
-    assert_eq!((error.class, error.code), (ErrorClass::Permanent, FailureCode::InvalidImage));
-    assert_eq!(error.message, format!("{} has 1025 layers, of at most 1024", reference()));
+    for (layers, config, what) in [
+        (MAX_LAYERS + 1, 1, "1025 layers, of at most 1024"),
+        (1, MAX_MANIFEST + 1, "a configuration of 4194305 bytes, of at most 4194304"),
+    ] {
+        let Err(FetchStop::Failed(error)) = read_image(store, layers, config).await else {
+            panic!("it isn't refused: {what}");
+        };
+        assert_eq!((error.class, error.code), (ErrorClass::Permanent, FailureCode::InvalidImage));
+        assert_eq!(error.message, format!("{} has {what}", reference()));
+    }
 }
 
 #[tokio::test]
