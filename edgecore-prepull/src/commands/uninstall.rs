@@ -263,7 +263,7 @@ async fn clear_runtime(endpoint: &RuntimeEndpoint) -> anyhow::Result<()> {
         print_line(&format!("unpinned the images of {} jobs", jobs.len()))?;
     }
     if let Some(leases) = puller.count_leases().await.filter(|leases| *leases > 0) {
-        puller.release_unwanted(&[], Duration::ZERO).await;
+        puller.release_unwanted(Vec::new, Duration::ZERO).await;
         if puller.count_leases().await != Some(0) {
             bail!(
                 "what unfinished pulls had downloaded stays in containerd for up to 30 days; or remove it with `ctr --namespace \

@@ -475,7 +475,11 @@ impl<P: Puller> Puller for Fetching<P> {
         self.inner.give_up(reference).await;
     }
 
-    async fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> bool {
+    async fn release_unwanted(
+        &self,
+        wanted: impl Fn() -> Vec<String> + Send + Sync,
+        least_age: Duration,
+    ) -> bool {
         self.inner.release_unwanted(wanted, least_age).await
     }
 

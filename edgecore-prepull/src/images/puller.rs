@@ -160,8 +160,12 @@ pub trait Puller: Send + Sync + 'static {
     fn give_up(&self, reference: &str) -> impl Future<Output = ()> + Send;
 
     /// Releases the content of unfinished pulls of all other references that began at least this long ago. Returns whether
-    /// such content may be left.
-    fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> impl Future<Output = bool> + Send;
+    /// such content may be left. It takes seconds for each, so `wanted` is asked before each one.
+    fn release_unwanted(
+        &self,
+        wanted: impl Fn() -> Vec<String> + Send + Sync,
+        least_age: Duration,
+    ) -> impl Future<Output = bool> + Send;
 
     /// Protects an image of the runtime from the kubelet's garbage collection, until [`Self::unpin`] for this job.
     /// Returns whether the runtime reports the image as pinned, because the kubelet relies on that.

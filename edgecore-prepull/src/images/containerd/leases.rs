@@ -169,7 +169,11 @@ impl Leases {
 
     /// Deletes the leases of references that aren't in `wanted` and were created at least this long ago. Returns whether a
     /// lease of ours is left.
-    pub(crate) async fn release_unwanted(self: &Arc<Self>, wanted: &[String], least_age: Duration) -> bool {
+    pub(crate) async fn release_unwanted(
+        self: &Arc<Self>,
+        wanted: impl Fn() -> Vec<String>,
+        least_age: Duration,
+    ) -> bool {
         if self.unsupported.load(Ordering::Relaxed) {
             return false;
         }
@@ -181,13 +185,13 @@ impl Leases {
             Ok(answer) => answer.into_inner().leases,
             Err(status) => return !self.notice_unsupported(&status),
         };
-        let wanted: HashSet<String> =
-            wanted.iter().map(|reference| lease_id(self.owner, reference)).collect();
+        // Each deletion takes seconds, and a task may begin in between with a lease that an earlier one left.
+        let is_wanted = |id: &str| wanted().iter().any(|reference| lease_id(self.owner, reference) == *id);
         let now = self.latest_time(SystemTime::now());
         let (mut left, mut deleted) = (false, false);
         for lease in leases.into_iter().filter(|lease| lease.id.starts_with(self.owner.id_prefix())) {
             let created = creation_time(&lease, self.owner.lifetime());
-            if !wanted.contains(&lease.id) && is_as_old(created, least_age, now) {
+            if is_as_old(created, least_age, now) && !is_wanted(&lease.id) {
                 self.delete(lease.id, true).await;
                 deleted = true;
             } else {
@@ -330,7 +334,20 @@ fn lease_id(owner: Owner, reference: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::convert::Infallible;
+    use std::future::{Ready, ready};
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Context, Poll};
+
+    use tonic::body::Body;
+    use tonic::codegen::{Service, http};
+    use tonic::server::NamedService;
+
     use super::*;
+    use crate::images::runtime::RuntimeEndpoint;
+    use crate::images::runtime::fake::{answer_with, serve};
 
     #[test]
     fn each_reference_and_owner_has_a_lease() {
@@ -341,6 +358,48 @@ mod tests {
         for by_hand in of(Owner::Person) {
             assert!(!by_hand.starts_with(Owner::Agent.id_prefix()), "an agent beside must not delete it");
         }
+    }
+
+    /// A service with the leases of `a` and `b`, which counts deletions.
+    #[derive(Clone, Default)]
+    struct FakeLeases(Arc<AtomicUsize>);
+
+    impl NamedService for FakeLeases {
+        const NAME: &'static str = "containerd.services.leases.v1.Leases";
+    }
+
+    impl<B> Service<http::Request<B>> for FakeLeases {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<B>) -> Self::Future {
+            if request.uri().path().ends_with("/Delete") {
+                self.0.fetch_add(1, Ordering::Relaxed);
+                return ready(Ok(answer_with(&[])));
+            }
+            // Field 1 of ListResponse is a lease, with its id as field 1.
+            let field = |content: &[u8]| [&[10, u8::try_from(content.len()).unwrap()], content].concat();
+            let lease = |name| field(&field(lease_id(Owner::Agent, name).as_bytes()));
+            ready(Ok(answer_with(&["a", "b"].map(lease).concat())))
+        }
+    }
+
+    #[tokio::test]
+    async fn tidying_spares_what_becomes_wanted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, fake) = (dir.path().join("containerd.sock"), FakeLeases::default());
+        let _server = serve(&socket, fake.clone());
+        let endpoint: RuntimeEndpoint = format!("unix://{}", socket.display()).parse().unwrap();
+        let leases = Arc::new(Leases::new(endpoint.connect_lazily(), Owner::Agent));
+        let deleted = || fake.0.load(Ordering::Relaxed);
+        let wanted = || if deleted() == 0 { Vec::new() } else { vec!["b".to_owned()] };
+        assert!(leases.release_unwanted(wanted, Duration::ZERO).await, "one is left");
+        assert_eq!(deleted(), 1);
     }
 
     #[test]

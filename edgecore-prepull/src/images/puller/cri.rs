@@ -280,7 +280,11 @@ impl Puller for CriPuller {
         self.leases.give_up(reference).await;
     }
 
-    async fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> bool {
+    async fn release_unwanted(
+        &self,
+        wanted: impl Fn() -> Vec<String> + Send + Sync,
+        least_age: Duration,
+    ) -> bool {
         self.leases.release_unwanted(wanted, least_age).await
     }
 

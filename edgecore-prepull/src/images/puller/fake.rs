@@ -264,9 +264,13 @@ impl Puller for Fake {
         self.state.lock().unwrap().given_up.push(reference.to_owned());
     }
 
-    async fn release_unwanted(&self, wanted: &[String], least_age: Duration) -> bool {
+    async fn release_unwanted(
+        &self,
+        wanted: impl Fn() -> Vec<String> + Send + Sync,
+        least_age: Duration,
+    ) -> bool {
         let mut state = self.state.lock().unwrap();
-        state.released.push((wanted.to_vec(), least_age));
+        state.released.push((wanted(), least_age));
         state.leftovers
     }
 

@@ -31,9 +31,8 @@ pub(super) async fn keep_tidy<P: Puller>(
         }
         let Ok(disk) = images.puller.read_filesystem().await else { continue };
         images.begin_tidying();
-        let wanted = images.wanted.references();
         let least_age = if is_short(&disk, limits) { Duration::ZERO } else { kept() };
-        if images.puller.release_unwanted(&wanted, least_age).await {
+        if images.puller.release_unwanted(|| images.wanted.references(), least_age).await {
             images.note_leftovers();
         }
     }
