@@ -75,8 +75,8 @@ use self::stop::FetchStop;
 use super::containerd::{Containerd, ContentStore, SourceRepository};
 use super::puller::cri::{CriPuller, is_registry_token_alone, unusable};
 use super::puller::{
-    ErrorClass, HeldImage, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller,
-    Removed,
+    DiskWatch, ErrorClass, HeldImage, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled,
+    Puller, Removed,
 };
 use super::rate::Bucket;
 use super::verify::{SignatureVerdict, verify};
@@ -284,6 +284,7 @@ impl<P: Puller> Fetching<P> {
             deltas,
             needs_deltas: request.terms.deltas == Deltas::Require,
             no_delta: no_delta.map_or_else(OnceLock::new, OnceLock::from),
+            since: request.terms.since,
         };
         let brought = async {
             let unpacked = download.fetch_blobs(progress).await?;
@@ -460,6 +461,11 @@ impl<P: Puller> Puller for Fetching<P> {
 
     fn set_progress_wanted(&self, wanted: bool) {
         self.inner.set_progress_wanted(wanted);
+    }
+
+    async fn watch_disk(&self) -> DiskWatch {
+        self.fetcher.find_directories().await;
+        self.inner.watch_disk().await
     }
 
     async fn flush(&self) -> Result<(), PullError> {

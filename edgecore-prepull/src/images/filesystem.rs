@@ -1,9 +1,10 @@
 //! Reads the free space of a file system, and flushes it to disk.
 
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError, Weak};
 
 use prepull_api::wire::Filesystem;
 use tokio::sync::Mutex;
@@ -63,20 +64,57 @@ pub(crate) enum FlushError {
     },
 }
 
+/// A directory that is kept open.
+pub(crate) type OpenDirectory = Arc<File>;
+
+/// A directory that is open while someone keeps it so.
+#[derive(Debug, Default)]
+pub(crate) struct SharedDirectory(SyncMutex<Weak<File>>);
+
+impl SharedDirectory {
+    /// The directory at this path, which is opened unless the same one is already. May block on a dead file server.
+    pub(crate) fn open(&self, path: &Path) -> io::Result<OpenDirectory> {
+        let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        let open = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = open().upgrade();
+        if let Some(held) = held
+            && identity(held.metadata()?) == identity(std::fs::metadata(path)?)
+        {
+            return Ok(held);
+        }
+        let new = Arc::new(File::open(path)?);
+        *open() = Arc::downgrade(&new);
+        Ok(new)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
+    }
+}
+
 /// Writes all cached data of the file system to its disk. May take minutes on a slow one.
-pub(crate) fn flush_filesystem(path: &Path) -> Result<(), FlushError> {
-    flush_if(path, |_| true)
+pub(crate) fn flush_filesystem(path: &Path, held: &SharedDirectory) -> Result<(), FlushError> {
+    flush_if(path, held, |_| true)
 }
 
 /// The same, unless the other directory is on that file system as well.
-pub(crate) fn flush_other_filesystem(path: &Path, other: &Path) -> Result<(), FlushError> {
+pub(crate) fn flush_other_filesystem(
+    path: &Path,
+    held: &SharedDirectory,
+    other: &Path,
+) -> Result<(), FlushError> {
     let other = std::fs::metadata(other).map(|other| other.dev()).ok();
-    flush_if(path, |device| Some(device) != other)
+    flush_if(path, held, |device| Some(device) != other)
 }
 
-fn flush_if(path: &Path, is_wanted: impl FnOnce(u64) -> bool) -> Result<(), FlushError> {
+fn flush_if(
+    path: &Path,
+    held: &SharedDirectory,
+    is_wanted: impl FnOnce(u64) -> bool,
+) -> Result<(), FlushError> {
     let path = path.to_owned();
-    let flushed = std::fs::File::open(&path).and_then(|directory| {
+    let flushed = held.open(&path).and_then(|directory| {
         if is_wanted(directory.metadata()?.dev()) {
             rustix::fs::syncfs(directory)?;
         }
@@ -106,8 +144,9 @@ mod tests {
     #[test]
     fn any_directory_flushes_its_file_system() {
         let directory = tempfile::TempDir::new().unwrap();
-        flush_filesystem(directory.path()).unwrap();
-        let absent = flush_filesystem(&directory.path().join("absent"));
+        let held = SharedDirectory::default();
+        flush_filesystem(directory.path(), &held).unwrap();
+        let absent = flush_filesystem(&directory.path().join("absent"), &held);
         assert!(matches!(absent, Err(FlushError::NotSeen { .. })), "{absent:?}");
     }
 
@@ -116,7 +155,7 @@ mod tests {
         let wanted = |path: &str, other: &str| {
             let other = std::fs::metadata(other).unwrap().dev();
             let mut wanted = false;
-            flush_if(Path::new(path), |device| {
+            flush_if(Path::new(path), &SharedDirectory::default(), |device| {
                 wanted = device != other;
                 false
             })
@@ -124,7 +163,7 @@ mod tests {
             wanted
         };
         assert!(wanted("/proc", "/") && !wanted("/", "/"));
-        flush_other_filesystem(Path::new("/"), Path::new("/absent")).unwrap();
+        flush_other_filesystem(Path::new("/"), &SharedDirectory::default(), Path::new("/absent")).unwrap();
     }
 
     #[tokio::test]

@@ -1,4 +1,7 @@
 //! Flushes that images share: a flush that begins after an image or a layer was unpacked covers it for every caller.
+//!
+//! The kernel reports once that it couldn't write something, for the whole file system, and to the first that asks. So each
+//! refusal is remembered, and charged to all who were writing by then: they took a [`Mark`] before.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +11,10 @@ use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
-use super::filesystem::{FlushError, flush_filesystem, flush_other_filesystem};
+use super::filesystem::{
+    FlushError, OneQuestion, OpenDirectory, SharedDirectory, flush_filesystem, flush_other_filesystem,
+};
+use super::puller::PullError;
 use crate::by_key::ByKey;
 
 /// Where a runtime keeps what it has of images. Each directory may be on a disk of its own.
@@ -39,6 +45,27 @@ impl Flushes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Takes a mark of these directories, and keeps them open.
+    pub(crate) async fn watch(&self, directories: &ImageDirectories) -> DiskWatch {
+        let mark = self.mark(directories);
+        let mut open = Vec::new();
+        for ((flush, _), directory) in mark.0.iter().zip([&directories.unpacked, &directories.root]) {
+            open.extend(flush.keep_open(directory).await);
+        }
+        DiskWatch { mark, _open: open }
+    }
+
+    /// Takes a mark of these directories.
+    pub(crate) fn mark(&self, directories: &ImageDirectories) -> Mark {
+        let marked = |flush: Arc<SharedFlush>| {
+            let refusals = flush.count_refusals();
+            (flush, refusals)
+        };
+        let ImageDirectories { unpacked, root } = directories;
+        let of_root = (root != unpacked).then(|| self.of_root(directories));
+        Mark([Some(self.of_unpacked(unpacked)), of_root].into_iter().flatten().map(marked).collect())
+    }
+
     /// Brings to disk all data that was written to these directories before this call. A file system with both is flushed once.
     pub(crate) async fn flush_both(&self, directories: &ImageDirectories) -> Result<(), FlushError> {
         let ImageDirectories { unpacked, root } = directories;
@@ -46,17 +73,71 @@ impl Flushes {
         if root == unpacked {
             return Ok(());
         }
-        let key = format!("{} apart from {}", root.display(), unpacked.display());
         let (of, other) = (root.clone(), unpacked.clone());
-        let flush = move || flush_other_filesystem(&of, &other);
-        self.by_directory.shared_value(&key).flush(root, flush).await
+        let flush = move |held: &SharedDirectory| flush_other_filesystem(&of, held, &other);
+        self.of_root(directories).flush(root, flush).await
     }
 
     /// Brings to disk all data that was written to the file system of this directory before this call.
     pub(crate) async fn flush(&self, directory: &Path) -> Result<(), FlushError> {
         let of = directory.to_path_buf();
-        let flush = move || flush_filesystem(&of);
-        self.by_directory.shared_value(&directory.to_string_lossy()).flush(directory, flush).await
+        let flush = move |held: &SharedDirectory| flush_filesystem(&of, held);
+        self.of_unpacked(directory).flush(directory, flush).await
+    }
+
+    fn of_unpacked(&self, directory: &Path) -> Arc<SharedFlush> {
+        self.by_directory.shared_value(&directory.to_string_lossy())
+    }
+
+    fn of_root(&self, ImageDirectories { unpacked, root }: &ImageDirectories) -> Arc<SharedFlush> {
+        self.by_directory.shared_value(&format!("{} apart from {}", root.display(), unpacked.display()))
+    }
+}
+
+/// A moment before a caller writes. What its file systems refuse later may be what the caller has written, also if
+/// another one asks for that flush.
+#[derive(Clone, Debug, Default)]
+pub struct Mark(Vec<(Arc<SharedFlush>, u64)>);
+
+impl Mark {
+    /// Passes if nothing was refused since.
+    pub(crate) fn check(&self) -> Result<(), FlushError> {
+        self.0.iter().find_map(|(flush, refusals)| flush.refused_since(*refusals)).map_or(Ok(()), Err)
+    }
+
+    /// The same as an error of a pull.
+    pub(crate) fn refusal(&self) -> Option<PullError> {
+        match self.check() {
+            Err(FlushError::Refused { path, source }) => Some(PullError::of_flush(&path, &source)),
+            Ok(()) | Err(FlushError::NotSeen { .. }) => None,
+        }
+    }
+}
+
+/// A [`Mark`] whose directories stay open. A flush then also reports what another process was the first to hear, such as a
+/// containerd that flushes its layers: the kernel reports each loss once to every file that was open before. With no watch,
+/// the directory isn't open, so that its disk can be unmounted.
+#[derive(Debug, Default)]
+pub struct DiskWatch {
+    /// When it began.
+    pub(crate) mark: Mark,
+    _open: Vec<OpenDirectory>,
+}
+
+#[cfg(test)]
+impl Flushes {
+    /// A flush of another caller is refused.
+    pub(crate) fn refuse(&self, directories: &ImageDirectories) {
+        let source = Arc::new(io::Error::other("lost"));
+        let path = directories.unpacked.clone();
+        self.of_unpacked(&directories.unpacked).note_refusal(&FlushError::Refused { path, source });
+    }
+}
+
+#[cfg(test)]
+impl From<Mark> for DiskWatch {
+    fn from(mark: Mark) -> Self {
+        Self { mark, _open: Vec::new() }
     }
 }
 
@@ -66,27 +147,46 @@ impl Flushes {
 struct SharedFlush {
     /// Number of the last flush that began.
     begun: AtomicU64,
-    /// Number of the last flush that ended.
-    ended: AtomicU64,
-    /// The last flush that failed. Locked while one runs.
-    failed: Arc<Mutex<Option<FailedFlush>>>,
-}
-
-#[derive(Debug)]
-struct FailedFlush {
-    number: u64,
-    error: FlushError,
+    /// Number of the last flush that succeeded.
+    succeeded: AtomicU64,
+    /// Number of refusals, and the last of them.
+    refusals: SyncMutex<(u64, Option<FlushError>)>,
+    /// Locked while a flush runs.
+    turn: Arc<Mutex<()>>,
+    held: Arc<SharedDirectory>,
+    opening: OneQuestion,
 }
 
 impl SharedFlush {
+    fn count_refusals(&self) -> u64 {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The last refusal, if there were more than this many.
+    fn refused_since(&self, refusals: u64) -> Option<FlushError> {
+        let known = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        known.1.clone().filter(|_| known.0 > refusals)
+    }
+
+    fn note_refusal(&self, error: &FlushError) {
+        let mut known = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = (known.0 + 1, Some(error.clone()));
+    }
+
+    /// Opens the directory. `None` if that isn't possible, which the flush then reports.
+    async fn keep_open(&self, directory: &Path) -> Option<OpenDirectory> {
+        let (held, path) = (Arc::clone(&self.held), directory.to_path_buf());
+        self.opening.ask(move || held.open(&path)).await.ok()?.ok()
+    }
+
     async fn flush(
         self: Arc<Self>,
         directory: &Path,
-        flush: impl FnOnce() -> Result<(), FlushError> + Send + 'static,
+        flush: impl FnOnce(&SharedDirectory) -> Result<(), FlushError> + Send + 'static,
     ) -> Result<(), FlushError> {
-        let path = directory.to_path_buf();
+        let (path, held) = (directory.to_path_buf(), Arc::clone(&self.held));
         let flush = async {
-            spawn_blocking(flush).await.unwrap_or_else(|error| {
+            spawn_blocking(move || flush(&held)).await.unwrap_or_else(|error| {
                 Err(FlushError::Refused { path, source: Arc::new(io::Error::other(error)) })
             })
         };
@@ -96,19 +196,17 @@ impl SharedFlush {
     /// Waits for a successful flush that began after this call. Starts one unless another caller already has.
     ///
     /// # Errors
-    /// A flush has failed while this call waited, even if another caller began it: the kernel reports lost data only once.
+    /// A flush was refused while this call waited, even if another caller began it.
     async fn share(
         self: Arc<Self>,
         flush: impl Future<Output = Result<(), FlushError>> + Send + 'static,
     ) -> Result<(), FlushError> {
-        let (begun, ended) = (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
-        let mut failed = Arc::clone(&self.failed).lock_owned().await;
-        if let Some(FailedFlush { number, error }) = &*failed
-            && *number > ended
-        {
-            return Err(error.clone());
+        let (begun, refusals) = (self.begun.load(Ordering::Relaxed), self.count_refusals());
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        if let Some(error) = self.refused_since(refusals) {
+            return Err(error);
         }
-        if self.ended.load(Ordering::Relaxed) > begun {
+        if self.succeeded.load(Ordering::Relaxed) > begun {
             return Ok(());
         }
         // Only the holder of the lock increments it.
@@ -116,10 +214,12 @@ impl SharedFlush {
         self.begun.store(number, Ordering::Relaxed);
         let running = tokio::spawn(async move {
             let flushed = flush.await;
-            if let Err(error) = &flushed {
-                *failed = Some(FailedFlush { number, error: error.clone() });
+            match &flushed {
+                Ok(()) => self.succeeded.store(number, Ordering::Relaxed),
+                Err(error @ FlushError::Refused { .. }) => self.note_refusal(error),
+                Err(FlushError::NotSeen { .. }) => {}
             }
-            self.ended.store(number, Ordering::Relaxed);
+            drop(turn);
             flushed
         });
         match running.await {
@@ -242,7 +342,7 @@ mod tests {
         let released = Arc::new(SyncMutex::new(released));
         for _ in 0..4 {
             let (made, released) = (Arc::clone(&made), Arc::clone(&released));
-            let hangs = move || {
+            let hangs = move |_: &SharedDirectory| {
                 made.fetch_add(1, Ordering::Relaxed);
                 let _ = released.lock().unwrap().recv();
                 Ok(())
@@ -252,7 +352,7 @@ mod tests {
         }
         assert_eq!(made.load(Ordering::Relaxed), 1);
         drop(release);
-        flushes.by_directory.shared_value("/a").flush(Path::new("/a"), || Ok(())).await.unwrap();
+        flushes.by_directory.shared_value("/a").flush(Path::new("/a"), |_| Ok(())).await.unwrap();
     }
 
     #[tokio::test]
@@ -270,6 +370,44 @@ mod tests {
         let first = |made: Result<(), FlushError>| made.unwrap_err().to_string().contains("first");
         assert!(first(made.0) && first(made.1) && first(made.2));
         flush(Ok(())).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_fails_all_who_write() {
+        let flushes = Flushes::default();
+        let here = PathBuf::from("/");
+        let directories = ImageDirectories { unpacked: here.clone(), root: here.clone() };
+        let writes = flushes.mark(&directories);
+        let refuse = |_: &SharedDirectory| {
+            Err(FlushError::Refused { path: "/".into(), source: Arc::new(io::Error::other("lost")) })
+        };
+        // Another caller's, which has ended by the time that this one asks.
+        assert!(flushes.of_unpacked(&here).flush(&here, refuse).await.is_err());
+        flushes.of_unpacked(&here).flush(&here, |_| Ok(())).await.unwrap();
+        assert!(writes.check().unwrap_err().to_string().contains("lost"));
+        assert_eq!(flushes.watch(&directories).await.mark.refusal(), None, "it writes again");
+    }
+
+    #[tokio::test]
+    async fn a_watched_directory_stays_open() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let here = directory.path().to_path_buf();
+        let directories = ImageDirectories { unpacked: here.clone(), root: here.clone() };
+        let flushes = Flushes::default();
+        let watch = flushes.watch(&directories).await;
+        let held = Arc::clone(&flushes.of_unpacked(&here).held);
+        assert!(held.is_open());
+        let opened = held.open(&here).unwrap();
+        assert!(Arc::ptr_eq(&held.open(&here).unwrap(), &opened), "a flush uses it");
+        std::fs::rename(&here, here.with_extension("old")).unwrap();
+        std::fs::create_dir(&here).unwrap();
+        assert!(!Arc::ptr_eq(&held.open(&here).unwrap(), &opened), "another disk is there now");
+        std::fs::remove_dir(here.with_extension("old")).unwrap();
+        drop(opened);
+        let mark = watch.mark.clone();
+        drop(watch);
+        assert!(!held.is_open(), "a mark alone keeps nothing open");
+        mark.check().unwrap();
     }
 
     #[tokio::test]

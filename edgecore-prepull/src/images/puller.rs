@@ -18,6 +18,7 @@ use prepull_api::task::{ByteProgress, ImageFacts, JobUid, KeepCode, SandboxMetad
 use prepull_api::wire::Filesystem;
 use tokio::time::Instant;
 
+pub use crate::images::flushes::{DiskWatch, Mark};
 use crate::images::rate::Bucket;
 pub use error::{ErrorClass, PullError};
 
@@ -67,6 +68,8 @@ pub struct PullTerms<'a> {
     pub deltas: Deltas,
     /// The images of the node's open tasks, which must not be removed to make room.
     pub wanted: &'a [String],
+    /// When the first attempt that may have written parts of the image began. `None`: not known.
+    pub since: Option<&'a Mark>,
 }
 
 /// A name of an image as the runtime has it, in its normal form if it's a reference.
@@ -143,6 +146,10 @@ pub trait Puller: Send + Sync + 'static {
     fn set_progress_wanted(&self, wanted: bool) {
         let _ = wanted;
     }
+
+    /// Watches the disks of the images, before something is written there. A success is true only if no flush was refused
+    /// since, not even one of another caller.
+    fn watch_disk(&self) -> impl Future<Output = DiskWatch> + Send;
 
     /// Writes freshly pulled images to disk, unless they are [`Pulled::is_flushed`]. A runtime may answer a pull while
     /// the files are only in memory, and images that lost their files in a power cut still count as present. Concurrent

@@ -136,7 +136,7 @@ impl UnpackStep<'_> {
                 return Ok(());
             }
             fetcher
-                .flush_unpacked(facts)
+                .flush_unpacked(facts, download.since)
                 .await
                 .map_err(|error| Status::failed_precondition(error.to_string()))
         };

@@ -26,7 +26,7 @@ use crate::images::containerd::{
     Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases, Unpacker,
 };
 use crate::images::filesystem::{FlushError, OneQuestion};
-use crate::images::flushes::Flushes;
+use crate::images::flushes::{Flushes, Mark};
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::AgentMetrics;
@@ -204,15 +204,27 @@ impl Fetcher {
         unpacked
     }
 
-    /// Brings to disk all that was unpacked before this call.
-    pub(super) async fn flush_unpacked(&self, facts: &RuntimeFacts) -> Result<(), FlushError> {
-        self.flushes.flush(&facts.directories.unpacked).await.inspect_err(warn_of_unflushed)
+    /// Brings to disk all that was unpacked since the mark.
+    ///
+    /// # Errors
+    /// The disk refuses this flush, or has refused another one since.
+    pub(super) async fn flush_unpacked(
+        &self,
+        facts: &RuntimeFacts,
+        since: Option<&Mark>,
+    ) -> Result<(), FlushError> {
+        let flushed = self.flushes.flush(&facts.directories.unpacked).await;
+        flushed.and_then(|()| since.map_or(Ok(()), Mark::check)).inspect_err(warn_of_unflushed)
     }
 
-    /// Brings to disk all that was unpacked, or written to the content store, before this call. containerd doesn't flush the
+    /// Brings to disk all that was unpacked, or written to the content store, since the mark. containerd doesn't flush the
     /// directory of a new blob.
-    pub(super) async fn flush(&self, facts: &RuntimeFacts) -> Result<(), FlushError> {
-        self.flushes.flush_both(&facts.directories).await.inspect_err(warn_of_unflushed)
+    ///
+    /// # Errors
+    /// The disk refuses this flush, or has refused another one since.
+    pub(super) async fn flush(&self, facts: &RuntimeFacts, since: Option<&Mark>) -> Result<(), FlushError> {
+        let flushed = self.flushes.flush_both(&facts.directories).await;
+        flushed.and_then(|()| since.map_or(Ok(()), Mark::check)).inspect_err(warn_of_unflushed)
     }
 
     /// Has [`Puller::flush`](crate::images::puller::Puller::flush) find containerd's directories.

@@ -46,7 +46,7 @@ impl<P: Puller> Fetching<P> {
         }
         // An image with a record counts as present, and a power cut may follow immediately. Layers that we have
         // unpacked are on disk; blobs, and layers of another pull, may not be.
-        let is_flushed = match self.fetcher.flush(download.facts).await {
+        let is_flushed = match self.fetcher.flush(download.facts, download.since).await {
             Ok(()) => true,
             // Then the runtime continues, as it would without the agent.
             Err(FlushError::NotSeen { .. }) => false,

@@ -29,7 +29,9 @@ pub(in crate::images) use self::credential::{is_registry_token_alone, unusable};
 use self::progress::{PullWatcher, Stalled};
 use self::status::to_error_of_pull;
 pub(in crate::images) use self::status::{is_connection_failure, to_pull_error};
-use super::{ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller};
+use super::{
+    DiskWatch, ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller,
+};
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
 use crate::images::filesystem::{FlushError, OneQuestion, read_filesystem};
 use crate::images::flushes::{Flushes, ImageDirectories, UnflushedPulls};
@@ -249,6 +251,14 @@ impl Puller for CriPuller {
 
     fn set_progress_wanted(&self, wanted: bool) {
         self.watcher.set_progress_wanted(wanted);
+    }
+
+    async fn watch_disk(&self) -> DiskWatch {
+        match self.image_directories().await {
+            Ok(directories) => self.flushes.watch(&directories).await,
+            // Only refusals of its own flush count then.
+            Err(_) => DiskWatch::default(),
+        }
     }
 
     async fn flush(&self) -> Result<(), PullError> {

@@ -11,9 +11,10 @@ use prepull_api::wire::Filesystem;
 use tokio::time::sleep;
 
 use super::{
-    ErrorClass, HeldImage, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller,
-    Removed,
+    DiskWatch, ErrorClass, HeldImage, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled,
+    Puller, Removed,
 };
+use crate::images::flushes::{Flushes, ImageDirectories};
 
 /// Course of one fake pull.
 #[derive(Clone, Debug)]
@@ -38,6 +39,8 @@ pub(crate) enum Act {
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) script: Mutex<HashMap<String, VecDeque<Act>>>,
+    /// What its disk has refused to others.
+    pub(crate) flushes: Flushes,
     pub(crate) state: Mutex<FakePullerState>,
 }
 
@@ -103,9 +106,18 @@ impl Fake {
         self.script.lock().unwrap().insert(reference.to_owned(), acts.into_iter().collect());
     }
 
+    /// The disk refuses a flush that something else has asked for.
+    pub(crate) fn refuse_another(&self) {
+        self.flushes.refuse(&image_directories());
+    }
+
     pub(crate) fn pulls(&self) -> Vec<String> {
         self.state.lock().unwrap().pulls.clone()
     }
+}
+
+fn image_directories() -> ImageDirectories {
+    ImageDirectories { unpacked: "/images".into(), root: "/images".into() }
 }
 
 /// Records a pull that is dropped before its end.
@@ -238,6 +250,10 @@ impl Puller for Fake {
             return Ok(Removed::Declined);
         }
         Ok(Removed::Freed(state.held.remove(at).size))
+    }
+
+    async fn watch_disk(&self) -> DiskWatch {
+        self.flushes.mark(&image_directories()).into()
     }
 
     async fn flush(&self) -> Result<(), PullError> {

@@ -22,7 +22,7 @@ use super::window::{wait_for_other_way, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
 use crate::clock::CloudClock;
 use crate::images::providers::Providers;
-use crate::images::puller::{ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
+use crate::images::puller::{DiskWatch, ErrorClass, Mark, Present, PullError, PullTerms, Pulled, Puller};
 use crate::metrics::AgentMetrics;
 use crate::tasks::NOT_KNOWN;
 
@@ -201,9 +201,26 @@ impl<P: Puller> ImagePulls<P> {
         refused.get(reference).cloned().map_or_else(|| Ok(already_present(present)), Err)
     }
 
-    /// Brings an image that was just pulled to the disk.
-    async fn flush_pulled(&self, reference: &str, pulled: &Pulled) -> Result<(), PullError> {
-        let flushed = if pulled.is_flushed { Ok(()) } else { self.puller.flush().await };
+    /// Pulls, and watches the disks meanwhile.
+    async fn pull_watched(
+        &self,
+        attempt: PullAttempt<'_, P>,
+        key: &PullKey,
+        asking: &AtomicBool,
+    ) -> Result<(Pulled, DiskWatch), PullError> {
+        let watch = self.puller.watch_disk().await;
+        let terms = PullTerms { since: Some(&watch.mark), ..attempt.terms };
+        let pulled = pull_with_key(PullAttempt { terms, ..attempt }, &self.providers, key, asking).await?;
+        Ok((pulled, watch))
+    }
+
+    /// Brings an image that was pulled since the mark to the disk.
+    async fn flush_pulled(&self, reference: &str, pulled: &Pulled, since: &Mark) -> Result<(), PullError> {
+        let flushed = if pulled.is_flushed {
+            Ok(())
+        } else {
+            self.puller.flush().await.and_then(|()| since.refusal().map_or(Ok(()), Err))
+        };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         match &flushed {
             Ok(()) => refused.remove(reference),
@@ -303,6 +320,7 @@ impl<P: Puller> ImagePulls<P> {
             deadline,
             deltas: download.deltas,
             wanted: &self.wanted.references(),
+            since: None,
         };
         let (board, arrived, asking) = (context.board, watch::Sender::new(false), AtomicBool::new(false));
         self.note_leftovers();
@@ -312,7 +330,7 @@ impl<P: Puller> ImagePulls<P> {
             arrived.send_replace(bytes.total > 0 && bytes.done >= bytes.total);
         };
         let pull = PullAttempt { puller: &*self.puller, image, terms, progress: &progress };
-        let pull = pull_with_key(pull, &self.providers, &key, &asking);
+        let pull = self.pull_watched(pull, &key, &asking);
         let interrupted = async {
             tokio::select! {
                 () = wait_until_closed(&context.control, &arrived, &self.clock) => {}
@@ -329,11 +347,11 @@ impl<P: Puller> ImagePulls<P> {
             }
         };
         match pulled {
-            Ok(pulled) => {
+            Ok((pulled, watch)) => {
                 // The image now needs the disk; the next one can use the link.
                 drop((of_task, of_node));
                 // Before we report it: an image that's reported as pulled must survive a power cut.
-                self.flush_pulled(&image.reference, &pulled).await?;
+                self.flush_pulled(&image.reference, &pulled, &watch.mark).await?;
                 *recent = Some(RecentPull::new(&key, &pulled));
                 Ok(Some(just_pulled(pulled)))
             }

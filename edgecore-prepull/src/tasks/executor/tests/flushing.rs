@@ -124,3 +124,19 @@ async fn an_image_that_came_back_is_not_refused() {
     fake.state.lock().unwrap().present = vec!["a".to_owned()];
     assert_eq!(outcomes(&run_on(&executor, looks()).await), [Already]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn anothers_refused_flush_fails_a_pull() {
+    let fake = Fake::new();
+    fake.script("a", [Act::Take(10)]);
+    let executor = executor(&fake);
+    let run = start(&executor, execution(vec![always("a")]));
+    sleep(Duration::from_secs(5)).await;
+    // What was lost may be a file of this image, and its own flush succeeds.
+    fake.refuse_another();
+    let end = run.end.await.unwrap();
+    assert_eq!(outcomes(&end), [Failed]);
+    assert!(end.images[0].reason.contains("lost"), "{end:?}");
+    assert_eq!(fake.state.lock().unwrap().flushed, 1);
+    assert_eq!(outcomes(&run_on(&executor, execution(vec![always("b")])).await), [New], "it came later");
+}
