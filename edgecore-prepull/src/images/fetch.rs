@@ -33,6 +33,7 @@ mod neighbours;
 mod old_files;
 mod pour;
 mod rebuild;
+mod refused_chains;
 mod removal;
 mod room;
 mod runtime;

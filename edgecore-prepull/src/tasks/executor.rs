@@ -18,6 +18,7 @@ mod pinning;
 mod progress;
 #[cfg(test)]
 mod tests;
+mod unconfirmed;
 mod upgrading;
 mod wanted;
 mod window;
