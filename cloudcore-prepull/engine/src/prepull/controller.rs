@@ -205,12 +205,18 @@ impl Controller {
             }
             let mut effects = Effects::new(now, &mut self.actions);
             let (run, pinned) = (job.run(), job.wants_pins());
+            // Before anything starts. A withdrawal is written, and the flush after that write comes here again.
+            let left = job.remove_nodeless(&self.nodes);
             job.advance(&self.nodes, &mut effects);
             let goes_on = job.begin_what_waited(&self.nodes, &mut effects);
             job.write_if_due(&mut effects);
             let (wakeup, is_over, begins) = (job.next_wakeup(), job.is_over(), job.run() != run);
             self.census.note_phase(&uid, job.phase());
             self.apply_moves(&uid);
+            for node in left {
+                self.slots.detach_from(&node, &uid);
+                self.forget_slots_unless_there(&node);
+            }
             self.agenda.wake_at(&uid, wakeup);
             if goes_on {
                 // As a job that is edited after its end.

@@ -167,6 +167,8 @@ pub struct Rollout {
     /// The places of nodes with a withdrawn start that the API server may still have as started. They hold their slots,
     /// since the next leader would let them go on.
     withdrawn: BTreeSet<usize>,
+    /// The places of nodes that were in progress when their Nodes were deleted: see [`Self::remove_nodeless`].
+    nodeless: BTreeSet<usize>,
     first_attempt: u32,
     /// How many starts there were: see [`StartId`](crate::shared::writes::StartId).
     starts: u64,

@@ -242,6 +242,16 @@ impl PrepullJob {
         has_left
     }
 
+    /// Nodes in progress lost their Node objects before, and may wait again since. Returns those that have left by that.
+    pub(super) fn remove_nodeless(&mut self, nodes: &NodeViews) -> Vec<NodeName> {
+        let left = if self.course.is_running() { self.members.remove_nodeless(nodes) } else { Vec::new() };
+        self.collect_changes();
+        if !left.is_empty() {
+            self.output.touch_status(WritePace::Now);
+        }
+        left
+    }
+
     /// Whether nodes that are new or changed may join.
     fn takes_nodes(&self) -> bool {
         self.course.is_running() && !self.course.is_rechecking() && self.course.policy().follow_nodes

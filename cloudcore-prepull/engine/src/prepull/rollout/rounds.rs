@@ -111,6 +111,14 @@ impl Rollout {
         missing.into_iter().filter(|name| self.remove_node(name)).collect()
     }
 
+    /// Looks again at the nodes that were in progress when their Nodes were deleted: an unrecorded or unsent start may have
+    /// been withdrawn since, or a task may need keys. Returns those that have left, see [`Self::remove_node`].
+    pub fn remove_nodeless(&mut self, nodes: &BTreeMap<NodeName, NodeView>) -> Vec<NodeName> {
+        let nodeless = std::mem::take(&mut self.nodeless).into_iter().map(|at| self.node_name(at));
+        let missing: Vec<_> = nodeless.filter(|name| !nodes.contains_key(name)).collect();
+        missing.into_iter().filter(|name| self.remove_node(name)).collect()
+    }
+
     /// The Node object was deleted. A node that has never started leaves the job; one that waits for a further attempt
     /// ends as Unknown; one in progress keeps its deadline. Returns whether the node has left.
     pub fn remove_node(&mut self, node: &NodeName) -> bool {
@@ -129,6 +137,10 @@ impl Rollout {
             (NodePhase::Pending, _) => {
                 let cause = (NodePhase::Unknown, FailureCode::NodeNotFound);
                 self.fail_node(at, cause, "the Node was deleted before it started again".to_owned());
+                false
+            }
+            (NodePhase::InProgress, _) => {
+                self.nodeless.insert(at);
                 false
             }
             _ => false,

@@ -264,6 +264,13 @@ impl Members {
         has_left
     }
 
+    /// Looks again at the nodes in progress with deleted Node objects. Returns those that have left.
+    pub(super) fn remove_nodeless(&mut self, nodes: &NodeViews) -> Vec<NodeName> {
+        let left = self.rollout.remove_nodeless(nodes);
+        left.iter().for_each(|node| self.skip(node));
+        left
+    }
+
     /// Removes the nodes with Node objects deleted while no cloudcore watched.
     pub(super) fn remove_missing(&mut self, nodes: &NodeViews) {
         let left = self.rollout.remove_missing(nodes);

@@ -1,5 +1,7 @@
 //! Nodes that are deleted before they have started.
 
+use prepull_api::failure::FailureCode;
+
 use super::course::fleet;
 use super::*;
 
@@ -111,4 +113,66 @@ fn a_job_without_remaining_nodes_fails() {
     world.give(job(json!({"nodeNames": ["a"], "concurrency": 2, "failureTolerate": "0"}), 1, Some(&stored)));
     world.pass(5_000);
     assert_eq!(world.status(), &stored);
+}
+
+#[test]
+fn a_node_deleted_before_its_task_goes_out_leaves() {
+    let withheld = DispatchOutcome::Withheld { secrets: vec!["s/t".to_owned()], reason: "no".to_owned() };
+    let outcomes = [DispatchOutcome::Offline, DispatchOutcome::Postponed("no answer".to_owned()), withheld];
+    for (outcome, others) in outcomes.into_iter().flat_map(|outcome| [(outcome.clone(), 0), (outcome, 1)]) {
+        let nodes = &["a", "b"][..=others];
+        let mut world = World::new(nodes);
+        world.up("a", &[]);
+        world.api_up = false;
+        world.give(job(json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"}), 1, None));
+        world.hear(FleetEvent::NodeGone("a".into()));
+        (world.next_outcome, world.api_up) = (Some(outcome), true);
+        (0..6).for_each(|_| world.pass(1_000));
+        let session = SessionId(world.sessions);
+        world.hear(FleetEvent::Session(SessionEvent::Down { node: "a".into(), session }));
+        if others == 1 {
+            world.up("b", &[]);
+            (0..3).for_each(|_| world.pass(1_000));
+            world.ends("b", TaskOutcome::Succeeded);
+        }
+        (0..6).for_each(|_| world.pass(10_000));
+        assert_eq!(world.status().skipped_nodes[0].node_name, "a");
+        let end = if others == 1 { JobPhase::Completed } else { JobPhase::Failure };
+        assert_eq!((world.status().phase, world.dispatched.len()), (end, nodes.len()));
+    }
+}
+
+#[test]
+fn a_suspended_start_without_its_node_leaves() {
+    for returns in [false, true] {
+        let mut world = World::new(&["a"]);
+        world.up("a", &[]);
+        world.api_up = false;
+        let template = json!({"nodeNames": ["a"], "concurrency": 2, "failureTolerate": "0"});
+        world.give(with_spec(template.clone(), json!({}), 1, None));
+        world.hear(FleetEvent::NodeGone("a".into()));
+        if returns {
+            world.hear(FleetEvent::Node(edge("a")));
+        }
+        world.give(with_spec(template, json!({"suspend": true}), 2, None));
+        world.api_up = true;
+        (0..6).for_each(|_| world.pass(10_000));
+        let end = if returns { JobPhase::InProgress } else { JobPhase::Failure };
+        assert_eq!((world.status().phase, world.dispatched.len()), (end, 0));
+    }
+}
+
+#[test]
+fn keys_for_a_deleted_node_begin_nothing() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    (world.withheld, world.asks) = (true, 1);
+    world.give(on(&["a"]));
+    world.hear(FleetEvent::NodeGone("a".into()));
+    let mut failed = result(TaskOutcome::Failed);
+    failed.images[0].code = Some(FailureCode::SecretUnusable);
+    world.says("a", EdgeMessage::Result(failed));
+    world.pass(5_000);
+    assert_eq!((world.status().phase, world.phase_of("a")), (JobPhase::Failure, NodePhase::Unknown));
+    assert_eq!(world.record("a").code, Some(FailureCode::NodeNotFound));
 }
