@@ -1,6 +1,6 @@
 //! The writes of one object: their pace, and what waits for them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -68,6 +68,8 @@ pub(crate) struct PacedWrites {
     backoff: Backoff,
     burst: UsedBurst,
     deferred: VecDeque<(u64, Deferred)>,
+    /// The acknowledgements that wait: one per node, since an edge may send results as often as it likes.
+    acks: BTreeMap<NodeName, (u64, TaskId)>,
 }
 
 /// Writes that count against [`BURST`]: one less for each whole second that passes.
@@ -103,6 +105,7 @@ impl Default for PacedWrites {
             backoff: WRITE_RETRY,
             burst: UsedBurst::default(),
             deferred: VecDeque::new(),
+            acks: BTreeMap::new(),
         }
     }
 }
@@ -136,8 +139,22 @@ impl PacedWrites {
             return Some(deferred);
         }
         self.hurry(if matches!(deferred, Deferred::Dispatch(..)) { WritePace::Now } else { WritePace::Soon });
-        self.deferred.push_back((self.version, deferred));
+        match deferred {
+            Deferred::Ack(node, task) => self.hold_back_ack(node, task),
+            Deferred::Dispatch(..) | Deferred::Withdraw(_) => {
+                self.deferred.push_back((self.version, deferred));
+            }
+        }
         None
+    }
+
+    /// Of several results of a node, that of the latest attempt is acknowledged, once the last of them is written.
+    fn hold_back_ack(&mut self, node: NodeName, task: TaskId) {
+        let (needs, latest) = self.acks.entry(node).or_insert_with(|| (self.version, task.clone()));
+        *needs = self.version;
+        if task.attempt > latest.attempt {
+            *latest = task;
+        }
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -200,22 +217,30 @@ impl PacedWrites {
 
     /// Nothing will be written any more. Returns what waited.
     pub(crate) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
-        self.deferred.drain(..).map(|(_, deferred)| deferred)
+        let acks = std::mem::take(&mut self.acks).into_iter();
+        let acks = acks.map(|(node, (_, task))| Deferred::Ack(node, task));
+        acks.chain(self.deferred.drain(..).map(|(_, deferred)| deferred))
     }
 
-    /// The API server has the version. Returns what waited for it, in order.
+    /// The API server has the version. Returns what waited for it: acknowledgements, then the rest in order.
     pub(crate) fn note_stored(&mut self, version: u64) -> Vec<Deferred> {
         self.in_flight = false;
         self.backoff.reset();
         self.not_before = None;
         self.written = self.written.max(version);
+        let acks = std::mem::take(&mut self.acks);
+        let (acks, later) = acks.into_iter().partition(|(_, (needs, _))| *needs <= self.written);
+        self.acks = later;
+        let acks = BTreeMap::into_iter(acks).map(|(node, (_, task))| Deferred::Ack(node, task));
         let ready = self.deferred.iter().take_while(|(needs, _)| *needs <= self.written).count();
-        self.deferred.drain(..ready).map(|(_, deferred)| deferred).collect()
+        acks.chain(self.deferred.drain(..ready).map(|(_, deferred)| deferred)).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use prepull_api::task::JobUid;
+
     use super::*;
 
     const START: StartId = StartId { place: 0, number: 1 };
@@ -263,6 +288,28 @@ mod tests {
         assert_eq!(used.writes, 1);
         used.count_write(at(0));
         assert_eq!(used.writes, 2, "a clock that is set back brings nothing back");
+    }
+
+    #[test]
+    fn one_acknowledgement_waits_for_each_node() {
+        let mut writes = PacedWrites::default();
+        let ack = |attempt| TaskId { job: JobUid("job".to_owned()), attempt };
+        writes.note_change(WritePace::Slow);
+        let first = writes.begin_next(at(0));
+        for attempt in (0..1_000).chain([7]) {
+            assert!(writes.hold_back(Deferred::Ack("a".into(), ack(attempt))).is_none());
+        }
+        assert!(writes.hold_back(Deferred::Ack("b".into(), ack(1))).is_none());
+        assert_eq!((writes.acks.len(), writes.deferred.len()), (2, 0));
+        // What it acknowledges now is in the second write.
+        writes.note_change(WritePace::Slow);
+        assert!(writes.hold_back(Deferred::Ack("b".into(), ack(1))).is_none());
+        let stored = writes.note_stored(first);
+        assert!(
+            matches!(&stored[..], [Deferred::Ack(node, task)] if *node == "a".into() && task.attempt == 999)
+        );
+        let second = writes.begin_next(at(200));
+        assert_eq!((writes.note_stored(second).len(), writes.acks.len()), (1, 0));
     }
 
     #[test]

@@ -419,6 +419,20 @@ fn a_result_is_recorded_before_its_acknowledgement() {
 }
 
 #[test]
+fn a_repeated_result_is_acknowledged_once() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(on(&["a"]));
+    world.api_up = false;
+    for _ in 0..1_000 {
+        world.ends("a", TaskOutcome::Succeeded);
+    }
+    world.api_up = true;
+    world.pass(10_000);
+    assert_eq!(world.acks(), 1);
+}
+
+#[test]
 fn a_deleted_jobs_results_are_acknowledged() {
     let mut world = World::new(&["a"]);
     world.up("a", &[]);
