@@ -34,7 +34,7 @@ pub(crate) use pins::Pins;
 pub(crate) use records::ImageRecords;
 pub(crate) use source::SourceRepository;
 pub(crate) use store::{ContentStore, FoundBlob, Ingest};
-pub(crate) use unpack::{Unpack, Unpacker};
+pub(crate) use unpack::{OpenView, Unpack, Unpacker};
 pub(crate) use writer::{BlobKind, BlobToWrite, BlobWriteError, ContentWriter, PartialBlob};
 
 /// The connection to one containerd, shared by all its clients.

@@ -266,7 +266,8 @@ impl<P: Puller> Fetching<P> {
             lease: &lease,
             is_shared: shared.is_some(),
         };
-        let Admitted { layers, watched, deltas, no_delta } = fetcher.admit(&request, &goal).await?;
+        let Admitted { layers, watched, mut deltas, no_delta } = fetcher.admit(&request, &goal).await?;
+        let old_files = deltas.as_mut().and_then(|deltas| deltas.old.view.take());
         let download = Download {
             fetcher,
             repository: &repository,
@@ -290,8 +291,8 @@ impl<P: Puller> Fetching<P> {
         let brought = async {
             let unpacked = download.fetch_blobs(progress).await?;
             drop(watched);
-            if let Some(deltas) = &download.deltas {
-                fetcher.close_old_files(deltas, &goal).await;
+            if let Some(old_files) = old_files {
+                old_files.close().await;
             }
             self.finish(request, &reference, &download, unpacked).await
         };
@@ -419,8 +420,7 @@ impl<P: Puller> Puller for Fetching<P> {
                 let read =
                     tokio::task::spawn_blocking(move || old_files::read_file(&directories, &path, most));
                 let content = read.await.map_err(|error| error.to_string());
-                // If that fails, it goes with the lease.
-                let _ = fetcher.unpacker.remove_snapshot(&facts.snapshotter, &view, &lease).await;
+                view.close().await;
                 content.and_then(|content| content.map_err(|error| error.to_string()))
             }
             Err(status) => Err(status.message().to_owned()),

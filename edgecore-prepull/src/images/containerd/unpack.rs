@@ -9,6 +9,7 @@
 //! snapshot with empty files, which no later pull would replace.
 
 use std::collections::HashMap;
+use std::mem;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,6 +24,8 @@ use containerd_client::types::Mount;
 use prepull_registry::manifest::Descriptor;
 use prost_types::FieldMask;
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -57,6 +60,43 @@ pub(crate) struct Unpack<'a> {
     pub(crate) chain_id: &'a str,
     /// The lease that keeps it.
     pub(crate) lease: &'a MetadataValue<Ascii>,
+}
+
+/// A read-only view of the files of a snapshot. It makes the snapshot count as used, so it's closed when this is dropped: the
+/// lease would keep it until the next attempt, or for a day.
+#[derive(Debug)]
+pub(crate) struct OpenView {
+    unpacker: Unpacker,
+    snapshotter: String,
+    key: String,
+    lease: MetadataValue<Ascii>,
+}
+
+impl OpenView {
+    /// Closes it, and waits until it's closed.
+    pub(crate) async fn close(mut self) {
+        if let Some(closing) = self.begin_closing() {
+            let _ = closing.await;
+        }
+    }
+
+    /// Has it closed, unless it is. If that fails, it goes with the lease.
+    fn begin_closing(&mut self) -> Option<JoinHandle<()>> {
+        let key = Some(mem::take(&mut self.key)).filter(|key| !key.is_empty())?;
+        let (unpacker, snapshotter, lease) =
+            (self.unpacker.clone(), self.snapshotter.clone(), self.lease.clone());
+        // Without a runtime, the program ends.
+        let runtime = Handle::try_current().ok()?;
+        Some(runtime.spawn(async move {
+            let _ = unpacker.remove_snapshot(&snapshotter, &key, &lease).await;
+        }))
+    }
+}
+
+impl Drop for OpenView {
+    fn drop(&mut self) {
+        self.begin_closing();
+    }
 }
 
 /// Unpacks layers through containerd.
@@ -149,8 +189,8 @@ impl Unpacker {
         answer_within(PATIENCE, self.content.clone().update(namespaced(request))).await.map(drop)
     }
 
-    /// Opens the files of a snapshot for reading, under a name of the lease. Returns the name, and the directories of the
-    /// layers, the highest first. Our lease removes the view of a process that was killed.
+    /// Opens the files of a snapshot for reading, as a part of the lease. Returns the view, and the directories of the layers,
+    /// the highest first. Our lease removes the view of a process that was killed.
     ///
     /// # Errors
     /// The snapshotter keeps its files elsewhere than in directories.
@@ -159,7 +199,7 @@ impl Unpacker {
         snapshotter: &str,
         chain_id: &str,
         lease: &MetadataValue<Ascii>,
-    ) -> Result<(String, Vec<PathBuf>), Status> {
+    ) -> Result<(OpenView, Vec<PathBuf>), Status> {
         let key = extraction_key(chain_id);
         let request = ViewSnapshotRequest {
             snapshotter: snapshotter.to_owned(),
@@ -168,13 +208,16 @@ impl Unpacker {
             labels: HashMap::new(),
         };
         let answer = answer_within(PATIENCE, self.snapshots.clone().view(leased(request, lease))).await?;
-        let Some(directories) = layer_directories(&answer.mounts) else {
-            let _ = self.remove_snapshot(snapshotter, &key, lease).await;
-            return Err(Status::unimplemented(format!(
-                "snapshotter {snapshotter} has no directories with the files of its images"
-            )));
+        let (unpacker, snapshotter, lease) = (self.clone(), snapshotter.to_owned(), lease.clone());
+        let view = OpenView { unpacker, snapshotter, key, lease };
+        let none = || {
+            let snapshotter = &view.snapshotter;
+            let message =
+                format!("snapshotter {snapshotter} has no directories with the files of its images");
+            Status::unimplemented(message)
         };
-        Ok((key, directories))
+        let directories = layer_directories(&answer.mounts).ok_or_else(none)?;
+        Ok((view, directories))
     }
 
     /// Removes a half unpacked snapshot, or a view, also from the lease.
@@ -227,7 +270,63 @@ fn snapshot_labels(unpack: Unpack<'_>) -> HashMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::convert::Infallible;
+    use std::future::{Ready, ready};
+    use std::task::{Context, Poll};
+
+    use tokio::sync::mpsc;
+    use tonic::body::Body;
+    use tonic::codegen::{Service, http};
+    use tonic::server::NamedService;
+
     use super::*;
+    use crate::images::runtime::RuntimeEndpoint;
+    use crate::images::runtime::fake::{answer_with, serve};
+
+    /// A service that answers every call with this message, and reports its path.
+    #[derive(Clone)]
+    struct FakeSnapshots(&'static [u8], mpsc::UnboundedSender<String>);
+
+    impl NamedService for FakeSnapshots {
+        const NAME: &'static str = "containerd.services.snapshots.v1.Snapshots";
+    }
+
+    impl<B> Service<http::Request<B>> for FakeSnapshots {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<B>) -> Self::Future {
+            let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+            self.1.send(method.to_owned()).unwrap();
+            ready(Ok(answer_with(self.0)))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dropped_view_is_closed() {
+        // Field 1 of ViewSnapshotResponse is a mount; the first has `bind` as its type, which is its field 1.
+        for (answer, has_directories) in [(&[10, 6, 10, 4, b'b', b'i', b'n', b'd'][..], true), (&[], false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let socket = dir.path().join("containerd.sock");
+            let (calls, mut called) = mpsc::unbounded_channel();
+            let _server = serve(&socket, FakeSnapshots(answer, calls));
+            let endpoint: RuntimeEndpoint = format!("unix://{}", socket.display()).parse().unwrap();
+            let unpacker = Unpacker::new(endpoint.connect_lazily());
+            let lease = MetadataValue::from_static("lease");
+            let opened = unpacker.open_view("overlayfs", "sha256:c", &lease).await;
+            assert_eq!((opened.is_ok(), called.recv().await.unwrap().as_str()), (has_directories, "View"));
+            drop(opened);
+            let closed = tokio::time::timeout(Duration::from_secs(10), called.recv()).await;
+            assert_eq!(closed.unwrap().as_deref(), Some("Remove"));
+        }
+    }
 
     #[test]
     fn a_view_lists_its_directories() {

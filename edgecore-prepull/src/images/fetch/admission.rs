@@ -50,7 +50,9 @@ impl Fetcher {
                 }
                 Err(refusal) => refusal,
             };
-            self.close_old_files(&deltas, goal).await;
+            if let Some(old_files) = deltas.old.view {
+                old_files.close().await;
+            }
             if is_required {
                 return Err(refusal.into());
             }

@@ -8,6 +8,8 @@ use prepull_api::task::NoDelta;
 use prepull_delta::manifest::{DeltaManifest, TAR_DIFF};
 use prepull_registry::manifest::Descriptor;
 
+use crate::images::containerd::OpenView;
+
 /// What the registry offers in place of layers.
 #[derive(Debug, Default)]
 pub(super) struct LayerDeltas {
@@ -32,12 +34,12 @@ impl UnusedDelta {
 }
 
 /// A read-only view of the files of an image.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct OldImage {
     /// Name of its snapshot.
     pub(super) chain: String,
-    /// Name of the view.
-    pub(super) view: String,
+    /// The view, until the layers are rebuilt.
+    pub(super) view: Option<OpenView>,
     /// The directories of its layers, the highest first.
     pub(super) directories: Vec<PathBuf>,
 }

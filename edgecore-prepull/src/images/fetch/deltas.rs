@@ -167,22 +167,13 @@ impl Fetcher {
         };
         let old = &mut deltas.old;
         match self.unpacker.open_view(&facts.snapshotter, &old.chain, lease).await {
-            Ok((view, directories)) => (old.view, old.directories) = (view, directories),
+            Ok((view, directories)) => (old.view, old.directories) = (Some(view), directories),
             Err(status) => return cannot(&status.message()),
         }
         match OldImageFiles::in_directories(&old.directories) {
             Ok(_) => DeltaSearch::Found(deltas),
-            Err(error) => {
-                self.close_old_files(&deltas, goal).await;
-                cannot(&error)
-            }
+            Err(error) => cannot(&error),
         }
-    }
-
-    /// Closes the files of the earlier image.
-    pub(super) async fn close_old_files(&self, deltas: &LayerDeltas, Goal { facts, lease, .. }: &Goal<'_>) {
-        // If that fails, it goes with the lease.
-        let _ = self.unpacker.remove_snapshot(&facts.snapshotter, &deltas.old.view, lease).await;
     }
 
     /// Whether the node has another image of this repository, from any registry.
