@@ -25,8 +25,15 @@ pub use error::{ErrorClass, PullError};
 /// Receives the bytes of an image that have arrived so far, about once a second during [`Puller::pull`].
 pub type ProgressSink<'a> = &'a (dyn Fn(ByteProgress) + Send + Sync);
 
+/// Has the tasks of the node wait for an image with these names, until the reservation is dropped: it's about to be removed.
+/// `None` if a task wants it or pulls it.
+pub type Reserve<'a> = &'a (dyn Fn(&[String]) -> Option<Reservation> + Send + Sync);
+
+/// See [`Reserve`].
+pub type Reservation = Box<dyn Send>;
+
 /// The image to pull, the credential to pull it with, and the pod sandbox to pull it for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct PullRequest<'a> {
     /// The normalised reference of the image.
     pub reference: &'a str,
@@ -50,7 +57,7 @@ impl<'a> PullRequest<'a> {
 }
 
 /// The download terms of a task. By default, only the node's own settings apply.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 pub struct PullTerms<'a> {
     /// The task's own limit of bytes a second, in addition to the node's.
     pub bucket: Option<&'a Bucket>,
@@ -68,6 +75,8 @@ pub struct PullTerms<'a> {
     pub deltas: Deltas,
     /// The images of the node's open tasks, which must not be removed to make room.
     pub wanted: &'a [String],
+    /// Asked right before an image is removed for it. By default, all but `wanted` may go.
+    pub reserve: Option<Reserve<'a>>,
     /// When the first attempt that may have written parts of the image began. `None`: not known.
     pub since: Option<&'a Mark>,
 }

@@ -74,9 +74,17 @@ impl Fetcher {
         let Goal { repository, image, facts, lease, .. } = *goal;
         let layers: Arc<[_]> = layers.into();
         let watched = self.downloads.register_download(request.reference, Arc::clone(&layers));
-        let (reference, wanted) = (request.reference, request.terms.wanted);
-        let applicant =
-            Applicant { reference, repository, image, layers: &layers, facts, lease, wanted, may_remove };
+        let terms = &request.terms;
+        let applicant = Applicant {
+            reference: request.reference,
+            repository,
+            image,
+            layers: &layers,
+            facts,
+            lease,
+            terms,
+            may_remove,
+        };
         self.check_room(&applicant).await?;
         Ok((layers, watched))
     }

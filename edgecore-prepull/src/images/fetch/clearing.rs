@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use prepull_api::task::KeepCode;
 
 use super::fetcher::Fetcher;
+use super::removal::Removable;
 use super::runtime::SurveyFacts;
 use super::unused::{ListedImage, Listing};
 use crate::images::containerd::{Holdings, ImageRecord};
@@ -15,8 +16,8 @@ use crate::images::puller::cri::to_pull_error;
 use crate::images::puller::{HeldImage, PullError, Removed};
 
 /// What the node has at one moment.
-struct Survey {
-    listing: Listing,
+pub(super) struct Survey {
+    pub(super) listing: Listing,
     /// `None` for runtimes other than containerd.
     store: Option<SurveyedStore>,
 }
@@ -68,6 +69,13 @@ impl Survey {
         }
     }
 
+    /// Whether an image that was unneeded when it was chosen may still go: it's there under no other name, and nothing needs it.
+    pub(super) fn may_go(&self, chosen: &Removable) -> bool {
+        self.image(&chosen.id).is_some_and(|image| {
+            self.reason_to_keep(image).is_none() && image.names.iter().all(|name| chosen.names.contains(name))
+        })
+    }
+
     fn records_of<'a>(&'a self, image: &'a ListedImage) -> impl Iterator<Item = &'a ImageRecord> {
         let records = self.store.iter().flat_map(|store| &store.holdings.records);
         records.filter(|record| image.is_called(&record.name))
@@ -101,7 +109,7 @@ impl Survey {
 }
 
 impl Fetcher {
-    async fn survey(&self) -> Result<Survey, PullError> {
+    pub(super) async fn survey(&self) -> Result<Survey, PullError> {
         let listing = self.runtime.list().await?;
         let Some(SurveyFacts { snapshotter, sandbox }) = self.runtime.survey_facts().await? else {
             return Ok(Survey { listing, store: None });
@@ -186,5 +194,47 @@ impl Fetcher {
             sizes.insert(piece, size);
         }
         sizes.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn what_became_needed_stays() {
+        let names = vec!["r.io/a:1".to_owned()];
+        let image = ListedImage { id: "id".to_owned(), names: names.clone(), ..ListedImage::default() };
+        let chosen = Removable {
+            id: "id".to_owned(),
+            names,
+            last_needed: SystemTime::UNIX_EPOCH,
+            pieces: BTreeSet::new(),
+        };
+        let may_go = |image: ListedImage, used: &[&str], records| {
+            let used = used.iter().map(|name| (*name).to_owned()).collect();
+            let holdings = Holdings { records, ..Holdings::default() };
+            let store = Some(SurveyedStore { snapshotter: None, sandbox: None, holdings });
+            Survey { listing: Listing { images: vec![image], used }, store }.may_go(&chosen)
+        };
+        assert!(may_go(image.clone(), &[], Vec::new()));
+        assert!(!may_go(image.clone(), &["r.io/a:1"], Vec::new()), "a container has it");
+        assert!(!may_go(ListedImage { is_pinned: true, ..image.clone() }, &[], Vec::new()));
+        let pinned = ImageRecord {
+            name: "r.io/a:1".to_owned(),
+            target: String::new(),
+            is_pinned: true,
+            is_pinned_by_job: true,
+            created: None,
+        };
+        assert!(!may_go(image.clone(), &[], vec![pinned]), "an old containerd doesn't report pins");
+        let renamed = vec!["r.io/a:1".to_owned(), "r.io/b:1".to_owned()];
+        assert!(
+            !may_go(ListedImage { names: renamed, ..image.clone() }, &[], Vec::new()),
+            "it has another name"
+        );
+        assert!(!may_go(ListedImage { id: "other".to_owned(), ..image }, &[], Vec::new()), "it's gone");
     }
 }

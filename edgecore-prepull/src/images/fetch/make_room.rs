@@ -26,11 +26,11 @@ use super::removal::{Freed, Removable, Removables};
 use super::room::{Awaited, DiskSpace, Room, RoomRules, RoomVerdict, Todo};
 use super::runtime::RuntimeFacts;
 use super::unpacked::parse_diffs;
-use super::unused::{Listing, Needed, find_unused};
+use super::unused::{Needed, find_unused};
 use crate::images::containerd::{BlobKind, of_blob, of_snapshot};
 use crate::images::flushes::ImageDirectories;
 use crate::images::puller::cri::to_pull_error;
-use crate::images::puller::{ErrorClass, PullError};
+use crate::images::puller::{ErrorClass, PullError, PullTerms};
 
 /// Number of rounds of removing. Removals may free less than expected, since unfinished pulls of others may hold layers
 /// too.
@@ -46,8 +46,7 @@ pub(super) struct Applicant<'a> {
     pub(super) layers: &'a Arc<[Layer]>,
     pub(super) facts: &'a RuntimeFacts,
     pub(super) lease: &'a MetadataValue<Ascii>,
-    /// The images of the node's open tasks.
-    pub(super) wanted: &'a [String],
+    pub(super) terms: &'a PullTerms<'a>,
     /// Whether images may be removed for it, if the node makes room at all.
     pub(super) may_remove: bool,
 }
@@ -82,7 +81,7 @@ impl Fetcher {
         todo: &Todo<'_>,
         mut refusal: String,
     ) -> Result<(), PullError> {
-        let Applicant { reference, facts, wanted, may_remove, .. } = *applicant;
+        let Applicant { reference, facts, terms, may_remove, .. } = *applicant;
         let mut pieces = blobs_of(applicant.image);
         let mut has_chains = false;
         for _ in 0..ROUNDS {
@@ -91,12 +90,12 @@ impl Fetcher {
                 Ok(()) => return Ok(()),
                 Err(reason) => refusal = reason,
             }
-            let mut found = self.removables(facts, wanted, &pieces).await;
+            let mut found = self.removables(facts, terms.wanted, &pieces).await;
             if !has_chains && found.as_ref().is_ok_and(|found| found.count() > 0) {
                 // Only now: for an image that's refused anyway, we ask the registry nothing.
                 pieces.extend(self.chains_of(applicant).await);
                 has_chains = true;
-                found = self.removables(facts, wanted, &pieces).await;
+                found = self.removables(facts, terms.wanted, &pieces).await;
             }
             let removables = match found {
                 Ok(removables) => removables,
@@ -124,7 +123,7 @@ impl Fetcher {
                 }
             };
             for (image, freed) in chosen {
-                self.remove_unused(image, freed, reference).await;
+                self.remove_unused(image, freed, applicant).await;
                 if self.read_room(facts, may_remove).await.is_some_and(|room| todo.fits(&room).is_ok()) {
                     return Ok(());
                 }
@@ -133,17 +132,24 @@ impl Fetcher {
         Err(PullError::new(ErrorClass::NoRoom, refusal))
     }
 
-    /// Removes an image, unless a container uses it now.
-    async fn remove_unused(&self, image: &Removable, freed: Freed, room_for: &str) {
-        let Removable { id, name, last_needed, pieces: _ } = image;
-        let is_used = async {
-            let listing = self.runtime.list().await?;
-            self.uses.note_uses(&listing, SystemTime::now());
-            Ok::<_, PullError>(listing.is_used(id))
+    /// Removes an image, unless something needs it by now: since it was chosen, the registry was asked for sizes, and others
+    /// were removed. Pulls of its names wait for that.
+    async fn remove_unused(&self, image: &Removable, freed: Freed, applicant: &Applicant<'_>) {
+        let (Removable { id, last_needed, .. }, name) = (image, image.name());
+        let Applicant { reference: room_for, terms, .. } = applicant;
+        // Before the runtime is asked what it has: none of its names moves to another image until this one is gone.
+        let Some(_reserved) = terms.reserve.map_or(Some(None), |reserve| reserve(&image.names).map(Some))
+        else {
+            return;
         };
-        let removed = match is_used.await {
-            Ok(false) => self.runtime.remove(id).await,
-            Ok(true) => return,
+        let may_go = async {
+            let survey = self.survey().await?;
+            self.uses.note_uses(&survey.listing, SystemTime::now());
+            Ok::<_, PullError>(survey.may_go(image))
+        };
+        let removed = match may_go.await {
+            Ok(true) => self.runtime.remove(id).await,
+            Ok(false) => return,
             Err(error) => Err(error),
         };
         match removed {
@@ -253,14 +259,6 @@ impl Fetcher {
             }
             sleep(LOOK).await;
         }
-    }
-}
-
-impl Listing {
-    /// Whether a container uses the image with this id.
-    fn is_used(&self, id: &str) -> bool {
-        let image = self.images.iter().find(|image| image.id == id);
-        image.is_some_and(|image| image.is_any_of(&self.used))
     }
 }
 

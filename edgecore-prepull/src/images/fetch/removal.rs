@@ -22,8 +22,8 @@ pub(super) struct Freed {
 pub(super) struct Removable {
     /// Its id in the runtime.
     pub(super) id: String,
-    /// A name for people.
-    pub(super) name: String,
+    /// Its tags and digests.
+    pub(super) names: Vec<String>,
     /// Time of the pull, or of the last use that we saw.
     pub(super) last_needed: SystemTime,
     /// Its blobs and unpacked layers.
@@ -51,6 +51,13 @@ impl Freed {
     /// Bytes on all disks.
     pub(super) fn bytes(self) -> u64 {
         self.content.saturating_add(self.unpacked)
+    }
+}
+
+impl Removable {
+    /// A name for people.
+    pub(super) fn name(&self) -> &str {
+        self.names.first().unwrap_or(&self.id)
     }
 }
 
@@ -124,7 +131,7 @@ mod tests {
     fn image(id: &str, needed: u64, pieces: &[&str]) -> Removable {
         Removable {
             id: id.to_owned(),
-            name: format!("r.io/{id}:v1"),
+            names: vec![format!("r.io/{id}:v1")],
             last_needed: SystemTime::UNIX_EPOCH + Duration::from_secs(needed),
             pieces: pieces.iter().map(|piece| (*piece).to_owned()).collect(),
         }

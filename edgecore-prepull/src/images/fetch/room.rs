@@ -171,7 +171,7 @@ impl<'a> Todo<'a> {
             return RoomVerdict::LeftToKubelet;
         }
         let given = chosen.iter().fold(Freed::default(), |sum, (_, freed)| sum.plus(*freed));
-        let names: Vec<&str> = chosen.iter().take(NAMED).map(|(image, _)| image.name.as_str()).collect();
+        let names: Vec<&str> = chosen.iter().take(NAMED).map(|(image, _)| image.name()).collect();
         let more = if chosen.len() > NAMED { ", …" } else { "" };
         RoomVerdict::Refuse(format!(
             "{refusal}; removing {} that nothing needs ({}{more}) would give {}, which the agent does with --make-room",

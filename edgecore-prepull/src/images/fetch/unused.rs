@@ -148,10 +148,10 @@ pub(super) fn find_unused(
             continue;
         }
         unused_snapshots.extend(snapshots.iter().copied());
-        let name = image.names.first().unwrap_or(&image.id).clone();
         let last_needed = created.max(uses.last_use(&image.id)).unwrap_or(SystemTime::UNIX_EPOCH);
         let pieces = blobs.into_iter().chain(snapshots).map(str::to_owned).collect();
-        images.push(Removable { id: image.id.clone(), name, last_needed, pieces });
+        let (id, names) = (image.id.clone(), image.names.clone());
+        images.push(Removable { id, names, last_needed, pieces });
     }
     let is_free = |piece: &&str| !kept.contains(*piece);
     let pieces = images.iter().flat_map(|image| image.pieces.iter()).map(String::as_str).filter(is_free);
@@ -217,7 +217,7 @@ mod tests {
         let (uses, nothing) = (LastUses::default(), set(&[]));
         let needed = Needed { names: &nothing, pieces: &nothing };
         let unused = find_unused(listing, holdings, needed, &uses, at(now));
-        unused.images.into_iter().map(|image| image.name).collect()
+        unused.images.iter().map(|image| image.name().to_owned()).collect()
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
         let nothing = set(&[]);
         let needed = Needed { names: &nothing, pieces: &nothing };
         let found = find_unused(&listing, &holdings, needed, &uses, at(10_000)).images;
-        let times: Vec<_> = found.iter().map(|image| (image.name.as_str(), image.last_needed)).collect();
+        let times: Vec<_> = found.iter().map(|image| (image.name(), image.last_needed)).collect();
         assert_eq!(times, [("tag-a", at(5000)), ("tag-b", at(200))]);
         uses.note_uses(&Listing::default(), at(7000));
         assert_eq!(uses.last_use("id-a"), None, "it's gone");
@@ -307,7 +307,7 @@ mod tests {
             let nothing = set(&[]);
             let needed = Needed { names: &nothing, pieces: &nothing };
             let found = find_unused(&listing, &holdings, needed, &uses, at(now)).images;
-            found.into_iter().map(|image| (image.name, image.last_needed)).collect::<Vec<_>>()
+            found.into_iter().map(|image| (image.name().to_owned(), image.last_needed)).collect::<Vec<_>>()
         };
         removable(50);
         let of_b = ("tag-b".to_owned(), at(today - 86_400));

@@ -22,7 +22,9 @@ use super::window::{wait_for_other_way, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
 use crate::clock::CloudClock;
 use crate::images::providers::Providers;
-use crate::images::puller::{DiskWatch, ErrorClass, Present, PullError, PullTerms, Pulled, Puller};
+use crate::images::puller::{
+    DiskWatch, ErrorClass, Present, PullError, PullTerms, Pulled, Puller, Reservation,
+};
 use crate::metrics::AgentMetrics;
 use crate::tasks::NOT_KNOWN;
 
@@ -247,6 +249,12 @@ impl<P: Puller> ImagePulls<P> {
         self.locks.try_lock(reference)
     }
 
+    /// Keeps tasks of the node waiting for an image that's removed to make room, unless one wants it.
+    pub(super) fn reserve(&self, names: &[String]) -> Option<Reservation> {
+        let guards: Vec<_> = names.iter().map(|name| self.try_lock(name)).collect::<Option<_>>()?;
+        (!self.wanted.has_any(names)).then(|| Box::new(guards) as Reservation)
+    }
+
     /// Has the puller release the content of unfinished pulls of this reference, unless one is running.
     async fn give_up(&self, reference: &str) {
         if let Some(_guard) = self.locks.try_lock(reference) {
@@ -323,6 +331,7 @@ impl<P: Puller> ImagePulls<P> {
             deadline,
             deltas: download.deltas,
             wanted: &self.wanted.references(),
+            reserve: Some(&|names| self.reserve(names)),
             since: None,
         };
         let (board, arrived, asking) = (context.board, watch::Sender::new(false), AtomicBool::new(false));

@@ -12,6 +12,7 @@ use std::time::Duration;
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::download::{DownloadTerms, Verification, VerificationMode};
 use prepull_api::failure::FailureCode as Is;
+use prepull_api::image::listed_name;
 use prepull_api::task::{
     ByteProgress, ImagePhase, ImageTask, JobUid, PullPolicy, PulledBy, SandboxMetadata, Task, TaskId,
 };
@@ -455,6 +456,21 @@ async fn another_tasks_download_is_not_given_up() {
     assert_eq!(fake.state.lock().unwrap().given_up, [""; 0], "the second task goes on with it");
     cancel(start(&executor, second)).await;
     assert_eq!(fake.state.lock().unwrap().given_up, ["shared"]);
+}
+
+#[tokio::test]
+async fn a_wanted_image_makes_no_room() {
+    let executor = executor(&Fake::new());
+    let [wanted, pulled] = ["wanted", "pulled"].map(|name| vec![listed_name(name).into_owned()]);
+    let reserve = |names: &[String]| executor.images.reserve(names);
+    assert!(reserve(&wanted).is_some());
+    executor.hold(&execution(vec![always("wanted")]).task);
+    assert!(reserve(&wanted).is_none(), "a task has come");
+    let reserved = reserve(&pulled).unwrap();
+    assert!(executor.images.try_lock("pulled").is_none(), "a pull waits for the removal");
+    drop(reserved);
+    let _pulls = executor.images.try_lock("pulled").unwrap();
+    assert!(reserve(&pulled).is_none());
 }
 
 #[tokio::test(start_paused = true)]

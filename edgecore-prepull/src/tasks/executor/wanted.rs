@@ -44,6 +44,12 @@ impl WantedImages {
         others.map(|reference| listed_name(reference).into_owned()).collect()
     }
 
+    /// Whether an open task has an image with one of these names, as the runtime lists them.
+    pub(super) fn has_any(&self, names: &[String]) -> bool {
+        let tasks = self.lock();
+        tasks.values().flatten().any(|reference| names.contains(&listed_name(reference).into_owned()))
+    }
+
     /// The images of all open tasks.
     pub(super) fn references(&self) -> Vec<String> {
         self.lock().values().flatten().cloned().collect()

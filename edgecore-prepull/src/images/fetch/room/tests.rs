@@ -123,7 +123,7 @@ async fn decide(available: u64, make_room: bool, images: &[(&str, u64)]) -> Resu
     let refusal = todo.check(&room).await.unwrap_err();
     let removable = |(index, (name, _)): (usize, &(&str, u64))| Removable {
         id: name.to_string(),
-        name: name.to_string(),
+        names: vec![name.to_string()],
         last_needed: std::time::UNIX_EPOCH + std::time::Duration::from_secs(index as u64),
         pieces: [name.to_string()].into(),
     };
@@ -134,7 +134,9 @@ async fn decide(available: u64, make_room: bool, images: &[(&str, u64)]) -> Resu
     let removables = Removables::new(images.iter().enumerate().map(removable).collect(), pieces.collect());
     match todo.decide(&refusal, &room, &removables) {
         RoomVerdict::LeftToKubelet => Ok(vec!["kubelet".to_owned()]),
-        RoomVerdict::Remove(chosen) => Ok(chosen.into_iter().map(|(image, _)| image.name.clone()).collect()),
+        RoomVerdict::Remove(chosen) => {
+            Ok(chosen.into_iter().map(|(image, _)| image.name().to_owned()).collect())
+        }
         RoomVerdict::Refuse(reason) => Err(reason.split_once("; ").unwrap().1.to_owned()),
     }
 }
