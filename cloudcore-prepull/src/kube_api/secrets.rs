@@ -15,7 +15,7 @@ use prepull_program::errors::with_causes;
 use tokio::sync::{Mutex, Semaphore};
 use tracing::warn;
 
-use crate::kube_api::refusal::FailureLog;
+use crate::kube_api::refusal::{FailureLog, is_unserved};
 use crate::kube_api::withheld::Withheld;
 
 /// How long a secret is cached: a changed password is used by the next wave, and 10,000 nodes that start together cost
@@ -128,8 +128,10 @@ impl Secrets {
         let _permit = self.requests.acquire().await;
         match api.get(secret.name()).await {
             Ok(found) => Ok(SecretLookup::from_secret(&found)),
-            Err(Error::Api(answer)) if answer.code == 404 => Ok(SecretLookup::Missing),
-            Err(Error::Api(answer)) if matches!(answer.code, 401 | 403) => {
+            Err(Error::Api(answer)) if answer.code == 404 && !is_unserved(&answer) => {
+                Ok(SecretLookup::Missing)
+            }
+            Err(Error::Api(answer)) if answer.code == 403 => {
                 Ok(SecretLookup::Forbidden(answer.message.clone()))
             }
             Err(error) => Err(error),
@@ -208,21 +210,29 @@ mod tests {
         assert!(is_fresh(&ago(ABSENT_TTL), None));
     }
 
-    /// An API server that answers 500 for the secret `lost`, 404 for `missing`, and never for others. Counts requests.
+    /// An API server that answers 500 for the secret `lost`, 401 for `unknown-user`, 403 for `forbidden`, 404 for `missing`,
+    /// a 404 that names no secret for `unserved`, and never for others. Counts requests.
     fn failing_api_server() -> (Secrets, Arc<AtomicUsize>) {
         let requests = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&requests);
         let serve = move |request: Request<Body>| {
             count.fetch_add(1, Ordering::Relaxed);
             async move {
-                let code = match request.uri().path().rsplit('/').next() {
-                    Some("lost") => 500,
-                    Some("missing") => 404,
+                let name = request.uri().path().rsplit('/').next().unwrap_or_default();
+                let code = match name {
+                    "lost" => 500,
+                    "unknown-user" => 401,
+                    "forbidden" => 403,
+                    "missing" | "unserved" => 404,
                     _ => std::future::pending().await,
                 };
-                let status =
-                    json!({ "kind": "Status", "apiVersion": "v1", "message": "no key", "code": code });
-                let body = Body::from(status.to_string().into_bytes());
+                let details = json!({ "name": name, "kind": "secrets" });
+                let status = json!({
+                    "kind": "Status", "apiVersion": "v1", "message": "no key", "code": code, "details": details
+                });
+                let text =
+                    if name == "unserved" { "404 page not found".to_owned() } else { status.to_string() };
+                let body = Body::from(text.into_bytes());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
             }
         };
@@ -242,6 +252,17 @@ mod tests {
         assert_eq!(begun.elapsed().as_secs(), READ_LIMIT.as_secs());
         let requests = requests.load(Ordering::Relaxed);
         assert!((3..10).contains(&requests), "{requests}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_answers_about_the_secret_are_final() {
+        let (secrets, _) = failing_api_server();
+        for (name, is_final) in
+            [("missing", true), ("forbidden", true), ("unknown-user", false), ("unserved", false)]
+        {
+            let lookup = secrets.get(&secret(name), None).await;
+            assert_eq!(!matches!(lookup, SecretLookup::Error(_)), is_final, "{name}: {lookup:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
