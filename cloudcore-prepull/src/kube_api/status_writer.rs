@@ -5,11 +5,13 @@
 //! is put whole. When to write, and what, the controller decides; a failed write comes back to it, and is made again
 //! with what is true by then.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use hyper::header::HeaderValue;
 use kube::api::{Api, PartialObjectMeta};
 use kube::{Client, Error, ResourceExt};
+use parking_lot::Mutex;
 use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::report::{ImagePrePullReport, ReportBody};
 use prepull_api::task::JobUid;
@@ -36,6 +38,8 @@ const METADATA_ONLY: &str =
 /// Reports under way, of some 100 KiB each, and as many statuses. More would wait in the API server, the renewal of our
 /// Lease behind them, and hold their bytes here.
 const WRITES: usize = 16;
+/// Deletions under way: after a long outage thousands of jobs are due at once, and nobody waits for any of them.
+const DELETIONS: usize = 4;
 
 /// Of the answers only the metadata is read: the rest was just sent.
 type JobMetadataApi = Api<PartialObjectMeta<ImagePrePullJob>>;
@@ -48,6 +52,9 @@ pub(crate) struct StatusWriter {
     reports: Arc<Semaphore>,
     /// Its own: what people wait for doesn't queue behind reports.
     statuses: Arc<Semaphore>,
+    deletions: Arc<Semaphore>,
+    /// The jobs that are being deleted, or wait for that: the controller asks again every 30 s.
+    deleting: Arc<Mutex<HashSet<JobUid>>>,
 }
 
 #[derive(Debug)]
@@ -77,7 +84,14 @@ impl StatusWriter {
     /// Writes with the rights of this client. A job gets an event if its writes are refused for good.
     pub(crate) fn new(client: Client, events: Events) -> Self {
         let permits = || Arc::new(Semaphore::new(WRITES));
-        Self { client, refused: RefusedWrites::new(events), reports: permits(), statuses: permits() }
+        Self {
+            client,
+            refused: RefusedWrites::new(events),
+            reports: permits(),
+            statuses: permits(),
+            deletions: Arc::new(Semaphore::new(DELETIONS)),
+            deleting: Arc::default(),
+        }
     }
 
     /// Writes an object. If it has another version than `replaces`, because the spec was edited or the answer to the
@@ -155,12 +169,19 @@ impl StatusWriter {
         }
     }
 
-    /// Deletes a job. A failure is only logged; the controller asks again.
+    /// Deletes a job, unless that's under way. A failure is only logged; the controller asks again.
     pub(crate) async fn delete(&self, job: &JobUid, name: &str) {
+        if !self.deleting.lock().insert(job.clone()) {
+            return;
+        }
         let jobs = self.jobs();
+        // It's never closed.
+        let turn = self.deletions.acquire().await;
         if let Err(error) = object_write::in_time(object_write::delete(&jobs, name, &job.0)).await {
             self.refused.record_deletion(name, &error);
         }
+        drop(turn);
+        self.deleting.lock().remove(job);
     }
 
     /// Forgets a job after its last write.

@@ -58,4 +58,14 @@ async fn few_objects_are_written_at_a_time() {
             assert_eq!(begun.load(Ordering::Relaxed), expected);
         }
     }
+    begun.store(0, Ordering::Relaxed);
+    let jobs: Vec<_> = (0..2 * DELETIONS).map(|number| JobUid(number.to_string())).collect();
+    // The controller asks twice.
+    let mut deletions = join_all(jobs.iter().chain(&jobs).map(|job| writer.delete(job, "a")));
+    for (seconds, expected) in [(29, DELETIONS), (2, 2 * DELETIONS)] {
+        assert!(timeout(Duration::from_secs(seconds), &mut deletions).await.is_err());
+        assert_eq!(begun.load(Ordering::Relaxed), expected);
+    }
+    timeout(Duration::from_secs(60), deletions).await.unwrap();
+    assert!(writer.deleting.lock().is_empty());
 }
