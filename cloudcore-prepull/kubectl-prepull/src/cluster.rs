@@ -178,7 +178,7 @@ mod tests {
         let cluster = Cluster::connect(&global).await.unwrap();
         let answer = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            stream.read(&mut [0; 4096]).await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await.unwrap();
             let head =
                 "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
             stream.write_all(head.as_bytes()).await.unwrap();

@@ -33,7 +33,7 @@ pub(super) enum DeltaSearch {
     /// Too little is missing for a delta.
     #[default]
     Needless,
-    Found(LayerDeltas),
+    Found(Box<LayerDeltas>),
     /// There is none. The reason, if the registry has deltas to this image.
     None(Option<UnusedDelta>),
     /// The registry couldn't be asked.
@@ -58,7 +58,7 @@ impl DeltaSearch {
         };
         match self {
             Self::Needless => Ok((None, None)),
-            Self::Found(deltas) => Ok((Some(deltas), None)),
+            Self::Found(deltas) => Ok((Some(*deltas), None)),
             Self::None(unused) => none(unused),
             // It may be there next time.
             Self::Failed(error) if rule == Rule::Require => Err(no_delta_list(error)),
@@ -152,7 +152,7 @@ impl Fetcher {
             return DeltaSearch::None(None);
         }
         match self.search_registry(goal, &missing).await {
-            Ok(DeltaSearch::Found(deltas)) => self.open_old_files(deltas, goal).await,
+            Ok(DeltaSearch::Found(deltas)) => self.open_old_files(*deltas, goal).await,
             Ok(search) => search,
             Err(error) => DeltaSearch::Failed(error),
         }
@@ -171,7 +171,7 @@ impl Fetcher {
             Err(status) => return cannot(&status.message()),
         }
         match OldImageFiles::in_directories(&old.directories) {
-            Ok(_) => DeltaSearch::Found(deltas),
+            Ok(_) => DeltaSearch::Found(Box::new(deltas)),
             Err(error) => cannot(&error),
         }
     }
@@ -266,7 +266,7 @@ impl Fetcher {
                 }
             }
             match best {
-                Some((_, deltas)) => return Ok(DeltaSearch::Found(deltas)),
+                Some((_, deltas)) => return Ok(DeltaSearch::Found(Box::new(deltas))),
                 None if compared => {
                     let why = "no delta of the registry is smaller than the layers";
                     reason.get_or_insert(UnusedDelta::new(NoDelta::TooLarge, why));

@@ -267,7 +267,9 @@ impl Members {
     /// Looks again at the nodes in progress with deleted Node objects. Returns those that have left.
     pub(super) fn remove_nodeless(&mut self, nodes: &NodeViews) -> Vec<NodeName> {
         let left = self.rollout.remove_nodeless(nodes);
-        left.iter().for_each(|node| self.skip(node));
+        for node in &left {
+            self.skip(node);
+        }
         left
     }
 
