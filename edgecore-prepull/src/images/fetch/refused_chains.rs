@@ -1,7 +1,7 @@
 //! Layers that may be damaged, because their disk has refused a flush.
 //!
-//! An attempt that fails for that is given up with its content. But another image or another pull may hold a layer. The next
-//! attempt would find it unpacked and not write it again.
+//! An attempt that fails for that is given up with its content. But another image or another pull may hold a layer, which the
+//! next attempt would find unpacked and not write again.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
