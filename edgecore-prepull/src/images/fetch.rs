@@ -33,7 +33,6 @@ mod neighbours;
 mod old_files;
 mod pour;
 mod rebuild;
-mod refused_chains;
 mod removal;
 mod room;
 mod runtime;

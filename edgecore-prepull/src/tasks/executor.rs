@@ -18,7 +18,6 @@ mod pinning;
 mod progress;
 #[cfg(test)]
 mod tests;
-mod unconfirmed;
 mod upgrading;
 mod wanted;
 mod window;

@@ -30,13 +30,12 @@ impl Fetcher {
     /// Decides how an image is downloaded.
     ///
     /// # Errors
-    /// It doesn't fit, the disk has refused one of its layers, or the task requires deltas and there are none.
+    /// It doesn't fit, or the task requires deltas and there are none.
     pub(super) async fn admit(
         &self,
         request: &PullRequest<'_>,
         goal: &Goal<'_>,
     ) -> Result<Admitted<'_>, FetchStop> {
-        self.check_layers(goal).await?;
         let Goal { repository, image, facts, is_shared, .. } = *goal;
         let whole = self.layers(repository, image, facts, is_shared).await;
         let (deltas, mut no_delta) = self.deltas_for(request, goal, &whole).await?;

@@ -69,7 +69,7 @@ impl Survey {
         }
     }
 
-    /// Whether an image that was unneeded when it was chosen may still go: it's there under no other name, and nothing needs it.
+    /// Whether an image that was chosen may still go: nothing needs it, and it has no other name by now.
     pub(super) fn may_go(&self, chosen: &Removable) -> bool {
         self.image(&chosen.id).is_some_and(|image| {
             self.reason_to_keep(image).is_none() && image.names.iter().all(|name| chosen.names.contains(name))

@@ -14,7 +14,6 @@ use super::delta::{LayerDeltas, RefusedDeltas};
 use super::downloads::{ActiveDownloads, Layer};
 use super::flights::Flights;
 use super::image::ImageParts;
-use super::refused_chains::RefusedChains;
 use super::room::RoomRules;
 use super::runtime::{Runtime, RuntimeFacts};
 use super::shared::Neighbourhood;
@@ -64,7 +63,6 @@ pub(super) struct Fetcher {
     /// Snapshots that are being unpacked, by name.
     pub(super) chains: ByKey<AsyncMutex<()>>,
     flushes: Arc<Flushes>,
-    pub(super) refused_chains: RefusedChains,
     pub(super) filesystem: OneQuestion,
     pub(super) unreachable: Unreachable,
     pub(super) downloads: ActiveDownloads,
@@ -107,7 +105,6 @@ impl Fetcher {
             beginnings: Beginnings::default(),
             chains: ByKey::default(),
             flushes,
-            refused_chains: RefusedChains::default(),
             filesystem: OneQuestion::default(),
             unreachable: Unreachable::default(),
             downloads: ActiveDownloads::default(),

@@ -51,9 +51,7 @@ impl<P: Puller> Fetching<P> {
             // Then the runtime continues, as it would without the agent.
             Err(FlushError::NotSeen { .. }) => false,
             Err(FlushError::Refused { path, source }) => {
-                let error = PullError::of_flush(&path, &source);
-                self.fetcher.refuse_layers(image, &error).await;
-                return Err(error.into());
+                return Err(PullError::of_flush(&path, &source).into());
             }
         };
         if let Some(snapshot) = snapshot.filter(|_| is_flushed && !needs_runtime(&request, download.facts)) {

@@ -31,8 +31,6 @@ pub(crate) enum Act {
     Busy(u64),
     /// Succeeds with this password, and answers 401 otherwise.
     Password(&'static str),
-    /// Has written parts, and fails because the disk refuses them.
-    Lose(&'static str),
     /// Panics, as a bug would.
     Panic,
 }
@@ -179,10 +177,6 @@ impl Puller for Fake {
                 Some(credential) if credential.password.expose() == password => Ok(()),
                 _ => Err(PullError::new(ErrorClass::Auth, "401 Unauthorized")),
             },
-            Act::Lose(message) => {
-                self.refuse_another();
-                Err(PullError::new(ErrorClass::Transient, message))
-            }
             Act::Panic => panic!("a bug"),
         };
         running.ended = true;

@@ -1,8 +1,9 @@
 //! Pulls single images: attempts, backoff, and the limits that all tasks of the node share.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
@@ -16,14 +17,13 @@ use super::control::{current_key, pull_deadline};
 use super::locks::{RecentPull, ReferenceGuard, ReferenceLocks};
 use super::login::{PullAttempt, pull_with_key};
 use super::pinning::pin_image;
-use super::unconfirmed::UnconfirmedImages;
 use super::wanted::WantedImages;
 use super::window::{wait_for_other_way, wait_until, wait_until_closed};
 use crate::backoff::{self, Backoff};
 use crate::clock::CloudClock;
 use crate::images::providers::Providers;
 use crate::images::puller::{
-    DiskWatch, ErrorClass, Present, PullError, PullTerms, Pulled, Puller, Reservation,
+    DiskWatch, ErrorClass, Mark, Present, PullError, PullTerms, Pulled, Puller, Reservation,
 };
 use crate::metrics::AgentMetrics;
 use crate::tasks::NOT_KNOWN;
@@ -59,7 +59,9 @@ pub(super) struct ImagePulls<P> {
     pub(super) metrics: Option<Arc<AgentMetrics>>,
     /// Whether unfinished pulls may have left content in the runtime, also before a restart.
     leftovers: AtomicBool,
-    unconfirmed: UnconfirmedImages,
+    /// References that the runtime has pulled and the disk has refused, each with the error, until we see that the image is
+    /// gone. Pulling again may not repair it.
+    refused: Mutex<HashMap<String, PullError>>,
 }
 
 impl<P: Puller> ImagePulls<P> {
@@ -77,7 +79,7 @@ impl<P: Puller> ImagePulls<P> {
             wanted: WantedImages::default(),
             metrics: None,
             leftovers: AtomicBool::new(true),
-            unconfirmed: UnconfirmedImages::default(),
+            refused: Mutex::default(),
         }
     }
 
@@ -135,10 +137,7 @@ impl<P: Puller> ImagePulls<P> {
                     false
                 }
             };
-            let is_refused = self.unconfirmed.refusal(&image.reference).is_some();
             match error.class {
-                // The next attempt would find its parts and write none of them, and after a restart we don't know of the refusal.
-                _ if is_refused => self.give_up(&image.reference).await,
                 _ if resumable => {}
                 // Even if another task wants it, because that one needs the room too.
                 ErrorClass::NoSpace => self.give_up(&image.reference).await,
@@ -194,14 +193,14 @@ impl<P: Puller> ImagePulls<P> {
     /// up for now.
     ///
     /// # Errors
-    /// The disk refuses the flush, or has refused one since the image's pull began.
+    /// The disk refuses the flush, or has refused that of its pull. The kernel reports that once, so we remember it.
     async fn report_present(&self, reference: &str, present: Present) -> Result<ImageResult, PullError> {
-        if let Some(error) = self.unconfirmed.refusal(reference) {
-            return Err(error);
-        }
         let flushed = if self.puller.has_unflushed() { self.puller.flush().await } else { Ok(()) };
-        self.unconfirmed.confirm(reference, flushed)?;
-        Ok(already_present(present))
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = flushed {
+            refused.insert(reference.to_owned(), error);
+        }
+        refused.get(reference).cloned().map_or_else(|| Ok(already_present(present)), Err)
     }
 
     /// Pulls, and watches the disks meanwhile.
@@ -212,29 +211,24 @@ impl<P: Puller> ImagePulls<P> {
         asking: &AtomicBool,
     ) -> Result<(Pulled, DiskWatch), PullError> {
         let watch = self.puller.watch_disk().await;
-        let since = self.unconfirmed.begin(&attempt.image.reference, &watch.mark);
-        let terms = PullTerms { since: Some(&since), ..attempt.terms };
+        let terms = PullTerms { since: Some(&watch.mark), ..attempt.terms };
         let pulled = pull_with_key(PullAttempt { terms, ..attempt }, &self.providers, key, asking).await?;
         Ok((pulled, watch))
     }
 
-    /// Brings an image that was just pulled to the disk.
-    async fn flush_pulled(&self, reference: &str, pulled: &Pulled) -> Result<(), PullError> {
-        if pulled.is_flushed {
-            self.unconfirmed.forget(reference);
-            return Ok(());
-        }
-        let flushed = self.puller.flush().await;
-        self.unconfirmed.confirm(reference, flushed)
-    }
-
-    /// Releases what earlier attempts have left of an image that isn't there, if the disk has refused it: the next attempt
-    /// wouldn't write it again.
-    async fn drop_refused(&self, reference: &str) {
-        if self.unconfirmed.refusal(reference).is_some() {
-            self.puller.give_up(reference).await;
-            self.unconfirmed.forget(reference);
-        }
+    /// Brings an image that was pulled since the mark to the disk.
+    async fn flush_pulled(&self, reference: &str, pulled: &Pulled, since: &Mark) -> Result<(), PullError> {
+        let flushed = if pulled.is_flushed {
+            Ok(())
+        } else {
+            self.puller.flush().await.and_then(|()| since.refusal().map_or(Ok(()), Err))
+        };
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        match &flushed {
+            Ok(()) => refused.remove(reference),
+            Err(error) => refused.insert(reference.to_owned(), error.clone()),
+        };
+        flushed
     }
 
     /// Releases the reference for this task, unless another task will resume it.
@@ -291,21 +285,24 @@ impl<P: Puller> ImagePulls<P> {
         let of_node = acquire_permit(&self.node_permits).await;
 
         let key = current_key(&context.control, index);
-        if image.policy != PullPolicy::Always || self.unconfirmed.refusal(&image.reference).is_some() {
-            if let Some(present) = self.puller.look_up(&image.reference).await? {
-                drop((of_task, of_node));
-                return self.report_present(&image.reference, present).await.map(Some);
+        match image.policy {
+            PullPolicy::Never | PullPolicy::IfNotPresent => {
+                if let Some(present) = self.puller.look_up(&image.reference).await? {
+                    drop((of_task, of_node));
+                    return self.report_present(&image.reference, present).await.map(Some);
+                }
+                self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(&image.reference);
+                if image.policy == PullPolicy::Never {
+                    return Err(not_present());
+                }
             }
-            self.drop_refused(&image.reference).await;
-            if image.policy == PullPolicy::Never {
-                return Err(not_present());
-            }
-        } else {
-            // The previous pull may not have checked its signature.
-            let recent = recent.as_ref().filter(|_| !context.needs_signature());
-            if let Some(pulled) = recent.and_then(|recent| recent.if_pulled_with(&key)) {
-                let Pulled { digest, id, .. } = pulled.clone();
-                return Ok(Some(already_present(Present { digest, id })));
+            PullPolicy::Always | PullPolicy::Other => {
+                // The previous pull may not have checked its signature.
+                let recent = recent.as_ref().filter(|_| !context.needs_signature());
+                if let Some(pulled) = recent.and_then(|recent| recent.if_pulled_with(&key)) {
+                    let Pulled { digest, id, .. } = pulled.clone();
+                    return Ok(Some(already_present(Present { digest, id })));
+                }
             }
         }
 
@@ -363,8 +360,7 @@ impl<P: Puller> ImagePulls<P> {
                 // The image now needs the disk; the next one can use the link.
                 drop((of_task, of_node));
                 // Before we report it: an image that's reported as pulled must survive a power cut.
-                self.flush_pulled(&image.reference, &pulled).await?;
-                drop(watch);
+                self.flush_pulled(&image.reference, &pulled, &watch.mark).await?;
                 *recent = Some(RecentPull::new(&key, &pulled));
                 Ok(Some(just_pulled(pulled)))
             }

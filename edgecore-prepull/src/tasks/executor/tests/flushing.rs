@@ -82,8 +82,7 @@ async fn no_image_is_present_during_its_flush() {
 
 #[tokio::test(start_paused = true)]
 async fn an_image_that_the_disk_refuses_fails() {
-    for (policy, retries) in [(PullPolicy::Always, 0), (PullPolicy::Always, 1), (PullPolicy::IfNotPresent, 2)]
-    {
+    for (policy, retries) in [(PullPolicy::Always, 0), (PullPolicy::IfNotPresent, 2)] {
         let fake = Fake::new();
         fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::Transient, "I/O error")];
         let executor = executor(&fake);
@@ -140,33 +139,4 @@ async fn anothers_refused_flush_fails_a_pull() {
     assert!(end.images[0].reason.contains("lost"), "{end:?}");
     assert_eq!(fake.state.lock().unwrap().flushed, 1);
     assert_eq!(outcomes(&run_on(&executor, execution(vec![always("b")])).await), [New], "it came later");
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_the_disk_refused_is_fetched_again() {
-    for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
-        let fake = Fake::new();
-        fake.state.lock().unwrap().pulls_to_disk = true;
-        fake.script("a", [Act::Lose("lost"), Act::Take(1)]);
-        let end = run(&fake, execution(vec![image("a", policy, 1)])).await;
-        assert_eq!(outcomes(&end), [New]);
-        // The second attempt would have found what the first one has left. It makes sure of that itself.
-        assert_eq!(fake.state.lock().unwrap().given_up, ["a", "a"], "{policy}");
-        fake.script("a", [Act::Lose("lost")]);
-        fake.state.lock().unwrap().present.clear();
-        assert_eq!(outcomes(&run(&fake, execution(vec![image("a", policy, 0)])).await), [Failed]);
-        assert_eq!(fake.state.lock().unwrap().given_up.len(), 3, "before a restart forgets it");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_refusal_between_attempts_counts() {
-    let fake = Fake::new();
-    fake.script("a", [Act::Fail(ErrorClass::Transient, "reset"), Act::Take(1)]);
-    let executor = executor(&fake);
-    let run = start(&executor, execution(vec![image("a", PullPolicy::IfNotPresent, 1)]));
-    sleep(Duration::from_millis(100)).await;
-    fake.refuse_another();
-    assert_eq!(outcomes(&run.end.await.unwrap()), [New]);
-    assert_eq!(fake.state.lock().unwrap().given_up, ["a"]);
 }
