@@ -117,7 +117,7 @@ fn check_retirable(progress: Option<RotationProgress>, now: SystemTime) -> anyho
     };
     ensure!(
         is_past(&served_since, SERVED_BEFORE_RETIREMENT),
-        "the leader serves since {served_since}, and edges that were connected to the one before may not be back: wait for an \
+        "the leader has served since {served_since}, and edges that were connected to the one before may not be back: wait for an \
          hour, or they may have to join again (--now)"
     );
     ensure!(

@@ -306,10 +306,11 @@ impl Work {
                 let log = systemd::log_since(since).await;
                 bail!(
                     "{UNIT} is {}, and not connected to {} after {:.0} s. It goes on trying; `journalctl --unit {UNIT}` \
-                     says why, and the same line waits again.{}{log}",
+                     says why, and the same line{} waits again.{}{log}",
                     unit.active,
                     self.plan.connection.tunnel_urls,
                     waited.as_secs_f64(),
+                    if self.rejoin { " without --rejoin" } else { "" },
                     if log.is_empty() { "" } else { " Its last lines:" },
                 );
             }

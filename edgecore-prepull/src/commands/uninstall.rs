@@ -19,7 +19,7 @@ use crate::commands::install::systemd::{self, UnitState};
 use crate::commands::install::{machine, print_line};
 use crate::config::AgentSettings;
 use crate::images::puller::cri::CriPuller;
-use crate::images::puller::{JobsToUnpin, Puller};
+use crate::images::puller::{ErrorClass, JobsToUnpin, Puller};
 use crate::images::runtime::RuntimeEndpoint;
 
 /// One step.
@@ -244,7 +244,10 @@ fn runtime_of(settings: &Path) -> RuntimeEndpoint {
 /// the kubelet can't remove it, and it would stay for a month.
 async fn clear_runtime(endpoint: &RuntimeEndpoint) -> anyhow::Result<()> {
     let puller = CriPuller::new(endpoint.clone());
-    if let Err(error) = puller.read_version().await {
+    // One without CRI, as Docker's containerd, may still have pins and leases.
+    if let Err(error) = puller.read_version().await
+        && error.class != ErrorClass::Permanent
+    {
         bail!(
             "cannot end the agent's pins and unfinished pulls: {error}. Start the runtime; if it is gone for good, remove by hand what \
              stays here"

@@ -84,6 +84,18 @@ impl RegistryError {
         matches!(self.kind, ErrorKind::Unauthorized | ErrorKind::NotFound)
     }
 
+    /// Whether the same endpoint may answer later.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::NoConnection
+                | ErrorKind::Unreachable
+                | ErrorKind::TooSlow
+                | ErrorKind::RateLimited { .. }
+                | ErrorKind::Server { .. }
+        )
+    }
+
     /// The rank of the error when several endpoints have failed: an answer is more useful than silence, and any other
     /// answer more than "not found".
     pub(crate) fn weight(&self) -> u8 {

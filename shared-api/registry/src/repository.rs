@@ -279,9 +279,9 @@ impl Repository {
         }
     }
 
-    /// Asks the permitted endpoints one after another. If all fail, returns the most useful error. A refusal is marked as
-    /// [undecided](RegistryError::undecided) if another endpoint has failed otherwise: a mirror needn't have what the registry
-    /// has.
+    /// Asks the permitted endpoints one after another. If all fail, returns the most useful error. A mirror's refusal is marked as
+    /// [undecided](RegistryError::undecided) if another endpoint may answer later: a mirror needn't have what the registry has.
+    /// That of the registry itself, the last endpoint, decides.
     async fn first_of<'a, T>(
         &'a self,
         may: fn(Capabilities) -> bool,
@@ -291,6 +291,7 @@ impl Repository {
         let able = self.endpoints.iter().filter(|endpoint| may(endpoint.capabilities));
         let (last, first): (Vec<_>, Vec<_>) = able.partition(|endpoint| avoid.contains(&endpoint.host_id()));
         let (mut worst, mut passing): (Option<RegistryError>, Option<RegistryError>) = (None, None);
+        let (registry, mut is_decided) = (self.endpoints.last().map(RegistryEndpoint::host_id), false);
         for endpoint in first.into_iter().chain(last) {
             match one(endpoint).await {
                 Ok(value) => return Ok(value),
@@ -298,7 +299,8 @@ impl Repository {
                 Err(error) if error.kind == ErrorKind::Unsupported => return Err(error),
                 Err(error) => {
                     tracing::debug!(endpoint = endpoint.name(), %error, "endpoint failed");
-                    if passing.is_none() && !error.is_refusal() {
+                    is_decided |= error.is_refusal() && registry == Some(endpoint.host_id());
+                    if passing.is_none() && error.may_pass() {
                         passing = Some(error.clone());
                     }
                     if worst.as_ref().is_none_or(|worst| worst.weight() < error.weight()) {
@@ -312,7 +314,7 @@ impl Repository {
             RegistryError::new(ErrorKind::NotFound, message)
         };
         let worst = worst.unwrap_or_else(none);
-        Err(match passing.filter(|_| worst.is_refusal()) {
+        Err(match passing.filter(|_| worst.is_refusal() && !is_decided) {
             Some(passing) => {
                 let message = format!("{}, and {}", worst.message, passing.message);
                 RegistryError { undecided: true, ..RegistryError::new(worst.kind, message) }

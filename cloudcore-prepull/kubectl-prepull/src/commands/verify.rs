@@ -44,7 +44,7 @@ Examples:
   kubectl prepull verify spring-release && kubectl apply -f app.yaml
   kubectl prepull verify spring-release -o json | jq .missing
 
-Exit status: 0 if every node still has its images, 1 if one is missing, 3 if a node was not checked, or after
+Exit status: 0 if every node that succeeded still has its images, 1 if one is missing, 3 if a node was not checked, or after
 --timeout.")]
 pub(crate) struct VerifyArgs {
     #[command(flatten)]
@@ -111,7 +111,7 @@ pub(crate) async fn run(
     Ok(outcome(&found))
 }
 
-/// A gate stays closed until every node has answered.
+/// A gate stays closed until every node that succeeded was checked.
 fn outcome(found: &RecheckResult) -> CommandOutcome {
     match (found.missing, found.not_checked) {
         (0, 0) => CommandOutcome::Done,

@@ -22,6 +22,7 @@ use super::stop::FetchStop;
 use super::unpacked::{Diff, parse_diffs};
 use crate::images::containerd::{BlobKind, BlobToWrite, Unpack};
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
+use crate::images::puller::{ErrorClass, PullError};
 
 /// The digests of the blobs of an image that have arrived in the content store.
 pub(super) type ArrivedBlobs = watch::Sender<HashSet<String>>;
@@ -186,7 +187,7 @@ impl Download<'_> {
         let is_rebuilt =
             |layer: &&Layer| layer.delta.is_some() && layer.blob_to_fetch().digest == blob.digest;
         match (fetched, self.layers.iter().find(is_rebuilt)) {
-            (Err(FetchStop::Failed(error)), Some(layer)) if is_of_registry(error.code) => {
+            (Err(FetchStop::Failed(error)), Some(layer)) if is_of_registry(&error) => {
                 self.fetch_whole(layer, UnusedDelta::new(NoDelta::Undelivered, error.message)).await
             }
             (Err(FetchStop::StepBack(why)), Some(layer)) => {
@@ -222,8 +223,9 @@ impl Download<'_> {
 
 /// Whether the registry has refused a blob, so that another one may be had. A link that is down is none of its faults: the next
 /// attempt goes on with what has arrived.
-fn is_of_registry(code: FailureCode) -> bool {
-    matches!(code, FailureCode::NotFound | FailureCode::Unauthorized | FailureCode::RegistryError)
+fn is_of_registry(error: &PullError) -> bool {
+    // By the class as well: a mirror's refusal has another code while the registry is silent.
+    matches!(error.class, ErrorClass::NotFound | ErrorClass::Auth) || error.code == FailureCode::RegistryError
 }
 
 async fn wait_for(arrived: &ArrivedBlobs, blob: &Descriptor) {

@@ -220,6 +220,12 @@ async fn a_refusal_decides_for_no_silent_endpoint() {
             assert_eq!(names(mirror.at) && names(registry), undecided, "{error:?}");
         }
     }
+    // The registry itself decides.
+    let hosts = tempfile::tempdir().unwrap();
+    let text = format!("server = \"http://{}\"\n[host.\"http://{silent}\"]\n", lacks.at);
+    write_hosts(hosts.path(), "r.example", &text);
+    let error = repository(&client(hosts.path()), "r.example/team/app:v1", None).resolve().await.unwrap_err();
+    assert_eq!((error.kind, error.undecided), (ErrorKind::NotFound, false), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]

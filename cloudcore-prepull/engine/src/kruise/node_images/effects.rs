@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use prepull_api::task::{NodeName, TaskId};
-use prepull_api::wire::{CloudMessage, truncate_reason};
+use prepull_api::wire::{CloudMessage, MAX_OPEN_TASKS, truncate_reason};
 
 use super::{Action, NodeImageWrite};
 use crate::kruise::NodeImageUpdate;
@@ -87,14 +87,20 @@ impl<'a> NodeEffects<'a> {
     }
 }
 
+/// As many tasks as a ledger has, before and after a session's change of all of them.
+const MOST_CANCELLED: usize = 2 * MAX_OPEN_TASKS;
+
 /// The tasks that were cancelled in this session, until their results come. At a second Cancel the node would send its
 /// result again, and that could be taken for the result of the same task's next sending.
+/// Beyond [`MOST_CANCELLED`] tasks, which only an edge that makes them up can have, each is cancelled again.
 #[derive(Debug, Default)]
 pub(super) struct CancelledTasks(BTreeSet<TaskId>);
 
 impl CancelledTasks {
     pub(super) fn cancel(&mut self, task: &TaskId, reason: &str, fx: &mut NodeEffects<'_>) {
-        if self.0.insert(task.clone()) {
+        let is_new =
+            if self.0.len() < MOST_CANCELLED { self.0.insert(task.clone()) } else { !self.0.contains(task) };
+        if is_new {
             fx.send(CloudMessage::Cancel { task: task.clone(), reason: reason.to_owned() });
         }
     }

@@ -92,8 +92,10 @@ impl Pulls {
         let is_dispatching =
             |pull: &&mut TagPull| pull.sent == *task && matches!(pull.state(), TagPullState::Dispatching);
         let Some(pull) = self.open.values_mut().find(is_dispatching) else {
-            // Unless Hello already confirmed the task: do not cancel it.
-            if matches!(outcome, DispatchOutcome::Sent(_) | DispatchOutcome::SentWithoutKeys(_)) {
+            // Unless Hello already confirmed the task: do not cancel it. A newer session's Hello would have named it.
+            if let DispatchOutcome::Sent(session) | DispatchOutcome::SentWithoutKeys(session) = outcome
+                && current == Some(session)
+            {
                 self.cancel_unless_wanted(task, fx);
             }
             return;
