@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Flags {
+    struct ConnectionFlags {
         #[command(flatten)]
         global: GlobalArgs,
     }
@@ -174,7 +174,8 @@ mod tests {
         });
         std::fs::write(kubeconfig.path(), text.to_string()).unwrap();
         let file = kubeconfig.path().to_str().unwrap();
-        let Flags { global } = Flags::try_parse_from(["kubectl-prepull", "--kubeconfig", file]).unwrap();
+        let ConnectionFlags { global } =
+            ConnectionFlags::try_parse_from(["kubectl-prepull", "--kubeconfig", file]).unwrap();
         let cluster = Cluster::connect(&global).await.unwrap();
         let answer = async {
             let (mut stream, _) = listener.accept().await.unwrap();

@@ -1,7 +1,7 @@
 //! Flushes that images share: a flush that begins after an image or a layer was unpacked covers it for every caller.
 //!
 //! The kernel reports once that it couldn't write something, for the whole file system, and to the first that asks. So each
-//! refusal is remembered, and charged to all who were writing by then: they took a [`Mark`] before.
+//! refusal is remembered, and charged to all who were writing by then: they took a [`FlushMark`] before.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,14 +56,14 @@ impl Flushes {
     }
 
     /// Takes a mark of these directories.
-    pub(crate) fn mark(&self, directories: &ImageDirectories) -> Mark {
+    pub(crate) fn mark(&self, directories: &ImageDirectories) -> FlushMark {
         let marked = |flush: Arc<SharedFlush>| {
             let refusals = flush.count_refusals();
             (flush, refusals)
         };
         let ImageDirectories { unpacked, root } = directories;
         let of_root = (root != unpacked).then(|| self.of_root(directories));
-        Mark([Some(self.of_unpacked(unpacked)), of_root].into_iter().flatten().map(marked).collect())
+        FlushMark([Some(self.of_unpacked(unpacked)), of_root].into_iter().flatten().map(marked).collect())
     }
 
     /// Brings to disk all data that was written to these directories before this call. A file system with both is flushed once.
@@ -97,9 +97,9 @@ impl Flushes {
 /// A moment before a caller writes. What its file systems refuse later may be what the caller has written, also if
 /// another one asks for that flush.
 #[derive(Clone, Debug, Default)]
-pub struct Mark(Vec<(Arc<SharedFlush>, u64)>);
+pub struct FlushMark(Vec<(Arc<SharedFlush>, u64)>);
 
-impl Mark {
+impl FlushMark {
     /// Passes if nothing was refused since.
     pub(crate) fn check(&self) -> Result<(), FlushError> {
         self.0.iter().find_map(|(flush, refusals)| flush.refused_since(*refusals)).map_or(Ok(()), Err)
@@ -114,13 +114,13 @@ impl Mark {
     }
 }
 
-/// A [`Mark`] whose directories stay open. A flush then also reports what another process was the first to hear, such as a
+/// A [`FlushMark`] whose directories stay open. A flush then also reports what another process was the first to hear, such as a
 /// containerd that flushes its layers: the kernel reports each loss once to every file that was open before. With no watch,
 /// the directory isn't open, so that its disk can be unmounted.
 #[derive(Debug, Default)]
 pub struct DiskWatch {
     /// When it began.
-    pub(crate) mark: Mark,
+    pub(crate) mark: FlushMark,
     _open: Vec<OpenDirectory>,
 }
 
@@ -135,8 +135,8 @@ impl Flushes {
 }
 
 #[cfg(test)]
-impl From<Mark> for DiskWatch {
-    fn from(mark: Mark) -> Self {
+impl From<FlushMark> for DiskWatch {
+    fn from(mark: FlushMark) -> Self {
         Self { mark, _open: Vec::new() }
     }
 }

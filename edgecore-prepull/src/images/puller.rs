@@ -18,7 +18,7 @@ use prepull_api::task::{ByteProgress, ImageFacts, JobUid, KeepCode, SandboxMetad
 use prepull_api::wire::Filesystem;
 use tokio::time::Instant;
 
-pub use crate::images::flushes::{DiskWatch, Mark};
+pub use crate::images::flushes::{DiskWatch, FlushMark};
 use crate::images::rate::Bucket;
 pub use error::{ErrorClass, PullError};
 
@@ -78,7 +78,7 @@ pub struct PullTerms<'a> {
     /// Asked right before an image is removed for it. By default, all but `wanted` may go.
     pub reserve: Option<Reserve<'a>>,
     /// When the first attempt that may have written parts of the image began. `None`: not known.
-    pub since: Option<&'a Mark>,
+    pub since: Option<&'a FlushMark>,
 }
 
 /// A name of an image as the runtime has it, in its normal form if it's a reference.

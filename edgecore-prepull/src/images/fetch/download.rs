@@ -16,7 +16,7 @@ use super::runtime::RuntimeFacts;
 use super::shared::ImageSharing;
 use super::stop::{FetchStop, of_write};
 use crate::images::containerd::{BlobWriteError, SourceRepository};
-use crate::images::puller::{ErrorClass, Mark, PullError};
+use crate::images::puller::{ErrorClass, FlushMark, PullError};
 
 /// What the blobs of one image share.
 pub(super) struct Download<'a> {
@@ -47,7 +47,7 @@ pub(super) struct Download<'a> {
     /// Why a layer was downloaded whole nevertheless.
     pub(super) no_delta: OnceLock<UnusedDelta>,
     /// When the first attempt that may have written parts of it began.
-    pub(super) since: Option<&'a Mark>,
+    pub(super) since: Option<&'a FlushMark>,
 }
 
 /// The digest of the layer that the runtime is unpacking for us.

@@ -26,7 +26,7 @@ use crate::images::containerd::{
     Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases, Unpacker,
 };
 use crate::images::filesystem::{FlushError, OneQuestion};
-use crate::images::flushes::{Flushes, Mark};
+use crate::images::flushes::{FlushMark, Flushes};
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::AgentMetrics;
@@ -211,10 +211,10 @@ impl Fetcher {
     pub(super) async fn flush_unpacked(
         &self,
         facts: &RuntimeFacts,
-        since: Option<&Mark>,
+        since: Option<&FlushMark>,
     ) -> Result<(), FlushError> {
         let flushed = self.flushes.flush(&facts.directories.unpacked).await;
-        flushed.and_then(|()| since.map_or(Ok(()), Mark::check)).inspect_err(warn_of_unflushed)
+        flushed.and_then(|()| since.map_or(Ok(()), FlushMark::check)).inspect_err(warn_of_unflushed)
     }
 
     /// Brings to disk all that was unpacked, or written to the content store, since the mark. containerd doesn't flush the
@@ -222,9 +222,13 @@ impl Fetcher {
     ///
     /// # Errors
     /// The disk refuses this flush, or has refused another one since.
-    pub(super) async fn flush(&self, facts: &RuntimeFacts, since: Option<&Mark>) -> Result<(), FlushError> {
+    pub(super) async fn flush(
+        &self,
+        facts: &RuntimeFacts,
+        since: Option<&FlushMark>,
+    ) -> Result<(), FlushError> {
         let flushed = self.flushes.flush_both(&facts.directories).await;
-        flushed.and_then(|()| since.map_or(Ok(()), Mark::check)).inspect_err(warn_of_unflushed)
+        flushed.and_then(|()| since.map_or(Ok(()), FlushMark::check)).inspect_err(warn_of_unflushed)
     }
 
     /// Has [`Puller::flush`](crate::images::puller::Puller::flush) find containerd's directories.

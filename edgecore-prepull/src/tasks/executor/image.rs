@@ -23,7 +23,7 @@ use crate::backoff::{self, Backoff};
 use crate::clock::CloudClock;
 use crate::images::providers::Providers;
 use crate::images::puller::{
-    DiskWatch, ErrorClass, Mark, Present, PullError, PullTerms, Pulled, Puller, Reservation,
+    DiskWatch, ErrorClass, FlushMark, Present, PullError, PullTerms, Pulled, Puller, Reservation,
 };
 use crate::metrics::AgentMetrics;
 use crate::tasks::NOT_KNOWN;
@@ -217,7 +217,12 @@ impl<P: Puller> ImagePulls<P> {
     }
 
     /// Brings an image that was pulled since the mark to the disk.
-    async fn flush_pulled(&self, reference: &str, pulled: &Pulled, since: &Mark) -> Result<(), PullError> {
+    async fn flush_pulled(
+        &self,
+        reference: &str,
+        pulled: &Pulled,
+        since: &FlushMark,
+    ) -> Result<(), PullError> {
         let flushed = if pulled.is_flushed {
             Ok(())
         } else {
