@@ -32,8 +32,8 @@ const AT_ONCE: usize = 32;
 /// Reports that are asked for together, once those that a job is sure to have are read.
 const BATCH: u32 = 16;
 /// Reports without a gap in their indexes are all that there are if they hold all nodes. Where some don't, this many missing
-/// ones in a row are the end, once as many were asked for as a job of this size has: gaps are made by people who delete
-/// reports, and by a leader that ends while it writes the first ones.
+/// ones in a row are the end, once every report was asked for that a job of this size must have. People who delete reports make
+/// gaps, and so does a leader that ends while it writes the first ones.
 const END: u32 = 8;
 /// A report that the API server has failed to read for this long without a break, while it reads the job, counts as
 /// unreadable: one object that can't be decoded must not keep every edge out. Longer than a server takes to find a new leader

@@ -145,8 +145,8 @@ impl PrepullJob {
         self.members.is_in_progress(node, attempt) || self.may_be_lost(node, attempt)
     }
 
-    /// Whether the node may be one that reports are lost of, with the attempt that it would make first: while the spec
-    /// can't be read, that isn't known, and what the node has is left to it.
+    /// Whether the node may be one whose report is lost, with the attempt that it would make first. While the spec can't be
+    /// read, that isn't known, and what the node has is left to it. Attempts of later rounds aren't spared.
     fn may_be_lost(&self, node: &NodeName, attempt: u32) -> bool {
         let is_held = self.course.lost_reports_status().is_some_and(|kept| kept.completion_time.is_none());
         is_held && attempt == self.course.first_attempt() && self.members.rollout().position(node).is_none()
