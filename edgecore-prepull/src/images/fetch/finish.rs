@@ -51,6 +51,8 @@ impl<P: Puller> Fetching<P> {
             // Then the runtime continues, as it would without the agent.
             Err(FlushError::NotSeen { .. }) => false,
             Err(FlushError::Refused { path, source }) => {
+                // What the disk has refused would be found unpacked by the next attempt, whose flush may succeed.
+                self.fetcher.leases.give_up(request.reference).await;
                 return Err(PullError::of_flush(&path, &source).into());
             }
         };

@@ -61,7 +61,14 @@ pub(super) struct ImagePulls<P> {
     leftovers: AtomicBool,
     /// References that the runtime has pulled and the disk has refused, each with the error, until we see that the image is
     /// gone. Pulling again may not repair it.
-    refused: Mutex<HashMap<String, PullError>>,
+    refused: Mutex<HashMap<String, RefusedImage>>,
+}
+
+/// An image that the disk has refused.
+struct RefusedImage {
+    /// Its id in the runtime: under the same reference another image may come.
+    id: Option<String>,
+    error: PullError,
 }
 
 impl<P: Puller> ImagePulls<P> {
@@ -198,9 +205,9 @@ impl<P: Puller> ImagePulls<P> {
         let flushed = if self.puller.has_unflushed() { self.puller.flush().await } else { Ok(()) };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = flushed {
-            refused.insert(reference.to_owned(), error);
+            refused.insert(reference.to_owned(), RefusedImage { id: present.id.clone(), error });
         }
-        refused.get(reference).cloned().map_or_else(|| Ok(already_present(present)), Err)
+        refused.get(reference).map_or_else(|| Ok(already_present(present)), |known| Err(known.error.clone()))
     }
 
     /// Pulls, and watches the disks meanwhile.
@@ -229,11 +236,25 @@ impl<P: Puller> ImagePulls<P> {
             self.puller.flush().await.and_then(|()| since.refusal().map_or(Ok(()), Err))
         };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        match &flushed {
-            Ok(()) => refused.remove(reference),
-            Err(error) => refused.insert(reference.to_owned(), error.clone()),
-        };
+        match (&flushed, refused.get(reference)) {
+            // The runtime had it, and has written nothing again.
+            (Ok(()), Some(known)) if known.id == pulled.id => return Err(known.error.clone()),
+            (Ok(()), _) => _ = refused.remove(reference),
+            (Err(error), _) => {
+                let of_pull = RefusedImage { id: pulled.id.clone(), error: error.clone() };
+                refused.insert(reference.to_owned(), of_pull);
+            }
+        }
         flushed
+    }
+
+    /// Forgets the refusal of an image that isn't there any more.
+    async fn forget_absent(&self, reference: &str) -> Result<(), PullError> {
+        let is_refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).contains_key(reference);
+        if is_refused && self.puller.look_up(reference).await?.is_none() {
+            self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(reference);
+        }
+        Ok(())
     }
 
     /// Releases the reference for this task, unless another task will resume it.
@@ -308,6 +329,7 @@ impl<P: Puller> ImagePulls<P> {
                     let Pulled { digest, id, .. } = pulled.clone();
                     return Ok(Some(already_present(Present { digest, id })));
                 }
+                self.forget_absent(&image.reference).await?;
             }
         }
 

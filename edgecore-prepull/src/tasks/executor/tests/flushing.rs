@@ -82,7 +82,8 @@ async fn no_image_is_present_during_its_flush() {
 
 #[tokio::test(start_paused = true)]
 async fn an_image_that_the_disk_refuses_fails() {
-    for (policy, retries) in [(PullPolicy::Always, 0), (PullPolicy::IfNotPresent, 2)] {
+    for (policy, retries) in [(PullPolicy::Always, 0), (PullPolicy::Always, 1), (PullPolicy::IfNotPresent, 2)]
+    {
         let fake = Fake::new();
         fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::Transient, "I/O error")];
         let executor = executor(&fake);
@@ -91,8 +92,9 @@ async fn an_image_that_the_disk_refuses_fails() {
         // Nothing repairs what is there, and the kernel reports the loss once.
         let looks = || execution(vec![image("a", PullPolicy::IfNotPresent, 0)]);
         assert_eq!(outcomes(&run_on(&executor, looks()).await), [Failed]);
+        assert_eq!(outcomes(&run_on(&executor, execution(vec![always("a")])).await), [Failed]);
         fake.state.lock().unwrap().present.clear();
-        assert_eq!(outcomes(&run_on(&executor, looks()).await), [New]);
+        assert_eq!(outcomes(&run_on(&executor, execution(vec![image("a", policy, 0)])).await), [New]);
         assert_eq!(outcomes(&run_on(&executor, looks()).await), [Already]);
     }
 }
