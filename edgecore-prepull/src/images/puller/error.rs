@@ -10,6 +10,8 @@ use prepull_api::wire::truncate_reason;
 use prepull_registry::{ErrorKind, RegistryError};
 
 pub use crate::error_class::ErrorClass;
+use crate::images::filesystem::FlushError;
+use crate::images::flushes::FlushMark;
 
 /// Failure of a pull, or of a question to the container runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +46,14 @@ impl PullError {
             "the image is fetched, and cannot be brought to the disk of {path}: {error} (look at the disk and at the kernel's log)"
         );
         Self::new(class, message)
+    }
+
+    /// What was refused since the mark, if anything was.
+    pub(crate) fn of_mark(mark: &FlushMark) -> Option<Self> {
+        match mark.check() {
+            Err(FlushError::Refused { path, source }) => Some(Self::of_flush(&path, &source)),
+            Ok(()) | Err(FlushError::NotSeen { .. }) => None,
+        }
     }
 
     /// The same error with this code.

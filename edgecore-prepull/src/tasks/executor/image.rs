@@ -65,6 +65,7 @@ pub(super) struct ImagePulls<P> {
 }
 
 /// An image that the disk has refused.
+#[derive(Debug)]
 struct RefusedImage {
     /// Its id in the runtime: under the same reference another image may come.
     id: Option<String>,
@@ -233,7 +234,7 @@ impl<P: Puller> ImagePulls<P> {
         let flushed = if pulled.is_flushed {
             Ok(())
         } else {
-            self.puller.flush().await.and_then(|()| since.refusal().map_or(Ok(()), Err))
+            self.puller.flush().await.and_then(|()| PullError::of_mark(since).map_or(Ok(()), Err))
         };
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         match (&flushed, refused.get(reference)) {
