@@ -18,9 +18,11 @@ fn kubelet() -> TempDir {
     root
 }
 
+/// Writes a file at once, as the kubelet does: it may be read meanwhile.
 fn write(root: &TempDir, dir: &str, key: &str, content: &str) -> PathBuf {
     let path = root.path().join(IMAGE_MANAGER).join(dir).join(file_name(key));
-    fs::write(&path, content).unwrap();
+    fs::write(root.path().join("new"), content).unwrap();
+    fs::rename(root.path().join("new"), &path).unwrap();
     path
 }
 
