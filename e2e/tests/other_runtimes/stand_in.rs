@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Response, Status};
 
-use self::version::{VersionAnswer, accept};
+use self::version::{FakeService, VersionAnswer, accept};
 
 /// Of the agent's unit tests, which use the rest of it.
 #[path = "../../../edgecore-prepull/src/images/runtime/fake.rs"]
@@ -108,7 +108,7 @@ impl StandIn {
         let connections = accept(&dir.join("cri.sock"));
         let server = tonic::transport::Server::builder()
             .add_service(ImageServiceServer::new(Images(Arc::clone(&shared))))
-            .add_service(VersionAnswer(Ok(runtime.name())));
+            .add_service(FakeService(VersionAnswer(Ok(runtime.name()))));
         let server = tokio::spawn(async move {
             // It ends with the test.
             let _ = server.serve_with_incoming(connections).await;

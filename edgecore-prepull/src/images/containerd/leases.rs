@@ -336,18 +336,11 @@ fn lease_id(owner: Owner, reference: &str) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::convert::Infallible;
-    use std::future::{Ready, ready};
     use std::sync::atomic::AtomicUsize;
-    use std::task::{Context, Poll};
-
-    use tonic::body::Body;
-    use tonic::codegen::{Service, http};
-    use tonic::server::NamedService;
 
     use super::*;
     use crate::images::runtime::RuntimeEndpoint;
-    use crate::images::runtime::fake::{answer_with, serve};
+    use crate::images::runtime::fake::{FakeAnswers, serve};
 
     #[test]
     fn each_reference_and_owner_has_a_lease() {
@@ -364,28 +357,18 @@ mod tests {
     #[derive(Clone, Default)]
     struct FakeLeases(Arc<AtomicUsize>);
 
-    impl NamedService for FakeLeases {
-        const NAME: &'static str = "containerd.services.leases.v1.Leases";
-    }
+    impl FakeAnswers for FakeLeases {
+        const SERVICE: &'static str = "containerd.services.leases.v1.Leases";
 
-    impl<B> Service<http::Request<B>> for FakeLeases {
-        type Response = http::Response<Body>;
-        type Error = Infallible;
-        type Future = Ready<Result<Self::Response, Infallible>>;
-
-        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn call(&mut self, request: http::Request<B>) -> Self::Future {
-            if request.uri().path().ends_with("/Delete") {
+        fn answer(&self, method: &str) -> Result<Vec<u8>, Status> {
+            if method == "Delete" {
                 self.0.fetch_add(1, Ordering::Relaxed);
-                return ready(Ok(answer_with(&[])));
+                return Ok(Vec::new());
             }
             // Field 1 of ListResponse is a lease, with its id as field 1.
             let field = |content: &[u8]| [&[10, u8::try_from(content.len()).unwrap()], content].concat();
             let lease = |name| field(&field(lease_id(Owner::Agent, name).as_bytes()));
-            ready(Ok(answer_with(&["a", "b"].map(lease).concat())))
+            Ok(["a", "b"].map(lease).concat())
         }
     }
 

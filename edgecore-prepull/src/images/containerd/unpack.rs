@@ -272,40 +272,22 @@ fn snapshot_labels(unpack: Unpack<'_>) -> HashMap<String, String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::convert::Infallible;
-    use std::future::{Ready, ready};
-    use std::task::{Context, Poll};
-
     use tokio::sync::mpsc;
-    use tonic::body::Body;
-    use tonic::codegen::{Service, http};
-    use tonic::server::NamedService;
 
     use super::*;
     use crate::images::runtime::RuntimeEndpoint;
-    use crate::images::runtime::fake::{answer_with, serve};
+    use crate::images::runtime::fake::{FakeAnswers, serve};
 
-    /// A service that answers every call with this message, and reports its path.
+    /// A service that answers every call with this message, and reports its method.
     #[derive(Clone)]
     struct FakeSnapshots(&'static [u8], mpsc::UnboundedSender<String>);
 
-    impl NamedService for FakeSnapshots {
-        const NAME: &'static str = "containerd.services.snapshots.v1.Snapshots";
-    }
+    impl FakeAnswers for FakeSnapshots {
+        const SERVICE: &'static str = "containerd.services.snapshots.v1.Snapshots";
 
-    impl<B> Service<http::Request<B>> for FakeSnapshots {
-        type Response = http::Response<Body>;
-        type Error = Infallible;
-        type Future = Ready<Result<Self::Response, Infallible>>;
-
-        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn call(&mut self, request: http::Request<B>) -> Self::Future {
-            let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        fn answer(&self, method: &str) -> Result<Vec<u8>, Status> {
             self.1.send(method.to_owned()).unwrap();
-            ready(Ok(answer_with(self.0)))
+            Ok(self.0.to_vec())
         }
     }
 

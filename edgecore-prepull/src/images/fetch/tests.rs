@@ -1,22 +1,17 @@
 #![allow(clippy::unwrap_used)]
 
-use std::convert::Infallible;
-use std::future::{Ready, ready};
-use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use prepull_api::failure::FailureCode;
 use prepull_api::image::NormalizedReference;
 use prepull_delta::manifest::MAX_LAYERS;
 use prepull_registry::manifest::{Descriptor, MAX_MANIFEST, OCI_MANIFEST};
 use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, ResolvedReference};
 use tonic::Status;
-use tonic::body::Body;
-use tonic::codegen::{Service, http};
-use tonic::server::NamedService;
 
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
-use crate::images::runtime::fake::{answer_with, serve};
+use crate::images::runtime::fake::{FakeAnswers, serve};
 
 /// A content store that has all blobs, or none.
 #[derive(Clone)]
@@ -24,22 +19,11 @@ struct FakeStore {
     has_all: bool,
 }
 
-impl NamedService for FakeStore {
-    const NAME: &'static str = "containerd.services.content.v1.Content";
-}
+impl FakeAnswers for FakeStore {
+    const SERVICE: &'static str = "containerd.services.content.v1.Content";
 
-impl<B> Service<http::Request<B>> for FakeStore {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Ready<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: http::Request<B>) -> Self::Future {
-        let not_found = || Status::not_found("content").into_http();
-        ready(Ok(if self.has_all { answer_with(&[]) } else { not_found() }))
+    fn answer(&self, _: &str) -> Result<Vec<u8>, Status> {
+        if self.has_all { Ok(Vec::new()) } else { Err(Status::not_found("content")) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Fake runtime service of CRI that only answers `Version`. The end-to-end tests include it as well.
+//! Fake gRPC services at a socket, and one of CRI that only answers `Version`. The end-to-end tests include it as well.
 #![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;
@@ -14,15 +14,23 @@ use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 
-/// Answer to `Version`: the name of the runtime, or an error.
-#[derive(Clone, Debug)]
-pub(crate) struct VersionAnswer(pub(crate) Result<&'static str, (Code, &'static str)>);
+/// The answers of a gRPC service.
+pub(crate) trait FakeAnswers: Clone + Send + Sync + 'static {
+    const SERVICE: &'static str;
 
-impl NamedService for VersionAnswer {
-    const NAME: &'static str = "runtime.v1.RuntimeService";
+    /// The message that a method answers with, of less than 256 bytes.
+    fn answer(&self, method: &str) -> Result<Vec<u8>, Status>;
 }
 
-impl<B> Service<http::Request<B>> for VersionAnswer {
+/// A gRPC service with these answers.
+#[derive(Clone)]
+pub(crate) struct FakeService<A>(pub(crate) A);
+
+impl<A: FakeAnswers> NamedService for FakeService<A> {
+    const NAME: &'static str = A::SERVICE;
+}
+
+impl<A: FakeAnswers, B> Service<http::Request<B>> for FakeService<A> {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -31,23 +39,34 @@ impl<B> Service<http::Request<B>> for VersionAnswer {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: http::Request<B>) -> Self::Future {
-        let name = match self.0 {
-            Ok(name) => name,
-            Err((code, message)) => return ready(Ok(Status::new(code, message).into_http())),
-        };
-        // The fields 2 and 3 of VersionResponse, name and version, behind the header of a gRPC message.
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let answer = self.0.answer(method);
+        ready(Ok(answer.map_or_else(Status::into_http, |message| answer_with(&message))))
+    }
+}
+
+/// Answer to `Version`: the name of the runtime, or an error.
+#[derive(Clone, Debug)]
+pub(crate) struct VersionAnswer(pub(crate) Result<&'static str, (Code, &'static str)>);
+
+impl FakeAnswers for VersionAnswer {
+    const SERVICE: &'static str = "runtime.v1.RuntimeService";
+
+    fn answer(&self, _: &str) -> Result<Vec<u8>, Status> {
+        let name = self.0.map_err(|(code, message)| Status::new(code, message))?;
+        // The fields 2 and 3 of VersionResponse, name and version.
         let mut message = Vec::new();
         for (field, text) in [(2_u8, name), (3, "1")] {
             message.extend([field << 3 | 2, u8::try_from(text.len()).unwrap()]);
             message.extend(text.as_bytes());
         }
-        ready(Ok(answer_with(&message)))
+        Ok(message)
     }
 }
 
-/// The answer to a call: one message, of less than 256 bytes.
-pub(crate) fn answer_with(message: &[u8]) -> http::Response<Body> {
+fn answer_with(message: &[u8]) -> http::Response<Body> {
+    // Behind the header of a gRPC message.
     let header = [0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
     let frame = [&header, message].concat();
     let mut trailers = http::HeaderMap::new();
@@ -59,12 +78,8 @@ pub(crate) fn answer_with(message: &[u8]) -> http::Response<Body> {
 }
 
 /// Serves at a socket until it is dropped.
-pub(crate) fn serve<S>(path: &Path, service: S) -> AbortOnDropHandle<()>
-where
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send>,
-    S: NamedService + Clone + Send + Sync + 'static,
-{
-    let server = tonic::transport::Server::builder().add_service(service);
+pub(crate) fn serve(path: &Path, answers: impl FakeAnswers) -> AbortOnDropHandle<()> {
+    let server = tonic::transport::Server::builder().add_service(FakeService(answers));
     let connections = accept(path);
     AbortOnDropHandle::new(tokio::spawn(async { server.serve_with_incoming(connections).await.unwrap() }))
 }

@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::images::runtime::fake::{VersionAnswer, accept};
+use crate::images::runtime::fake::{FakeService, VersionAnswer, accept};
 
 /// A server at a socket of its own, until it is dropped.
 pub(super) struct FakeRuntime {
@@ -55,7 +55,7 @@ impl FakeRuntime {
         let server = tokio::spawn(async move {
             let server = tonic::transport::Server::builder()
                 .add_service(ImageServiceServer::new(answers))
-                .add_service(VersionAnswer(Ok(name)));
+                .add_service(FakeService(VersionAnswer(Ok(name))));
             server.serve_with_incoming(streams).await.unwrap();
         });
         Self { directory, asked, connections, server: AbortOnDropHandle::new(server) }
