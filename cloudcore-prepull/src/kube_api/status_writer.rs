@@ -38,7 +38,7 @@ const METADATA_ONLY: &str =
 /// Reports under way, of some 100 KiB each, and as many statuses. More would wait in the API server, the renewal of our
 /// Lease behind them, and hold their bytes here.
 const WRITES: usize = 16;
-/// Deletions under way: after a long outage thousands of jobs are due at once, and nobody waits for any of them.
+/// Deletions under way: after a long outage thousands of jobs are due at once, and none of them is urgent.
 const DELETIONS: usize = 4;
 
 /// Of the answers only the metadata is read: the rest was just sent.

@@ -37,6 +37,7 @@ mod removal;
 mod room;
 mod runtime;
 mod shared;
+mod step_back;
 mod stop;
 mod unpacked;
 mod unreachable;
@@ -47,18 +48,15 @@ mod yielding;
 use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use prepull_api::download::{Deltas, VerificationMode};
-use prepull_api::failure::FailureCode;
+use prepull_api::download::Deltas;
 use prepull_api::image::Reference;
-use prepull_api::task::{ByteProgress, ImageFacts, JobUid, PulledBy};
+use prepull_api::task::{ImageFacts, JobUid, PulledBy};
 use prepull_api::wire::{Filesystem, truncate_note, truncate_reason};
 use prepull_registry::Proxies;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::sleep;
 
 use self::admission::Admitted;
 use self::buckets::PullBuckets;
@@ -91,8 +89,6 @@ pub use room::RoomRules;
 pub(crate) const DEFAULT_DISK_MIN_FREE: Amount = Amount::Percent(10);
 /// The kubelet's own default.
 pub(crate) const DEFAULT_GC_HIGH_THRESHOLD: Percent = Percent(85);
-/// Interval of checking whether a pull by the runtime has got a limit. Limits hold within seconds.
-const LOOK_AT_LIMITS: Duration = Duration::from_secs(1);
 
 /// Settings for downloads of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -322,55 +318,6 @@ impl<P: Puller> Fetching<P> {
             ..pulled.facts
         };
         Ok(Pulled { warning, facts, from_peers: shared.and_then(ImageSharing::delivered), ..pulled })
-    }
-
-    /// Leaves a pull to the runtime, unless the task requires something that only the agent can do. `None`: it was ended, since
-    /// it got a limit before everything had arrived.
-    async fn step_back(
-        &self,
-        why: &str,
-        request: PullRequest<'_>,
-        progress: ProgressSink<'_>,
-    ) -> Result<Option<Pulled>, PullError> {
-        let refuse = |because: &str| {
-            let message = format!("the agent cannot fetch the image ({why}), and {because}");
-            Err(PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::Other))
-        };
-        if self.fetcher.settings.mode == FetchMode::Agent {
-            return refuse("--fetch=agent keeps the container runtime from pulling it");
-        }
-        if request.terms.deltas == Deltas::Require {
-            return refuse("spec.download.deltas is Require, which the container runtime can't do")
-                .map_err(|error| error.with_code(FailureCode::NoDelta));
-        }
-        if request.terms.verification.is_some_and(|wanted| wanted.mode == VerificationMode::Enforce) {
-            return refuse("it needs a signature, which the container runtime would not verify: have the agent download (--fetch=auto, over containerd)")
-                .map_err(|error| error.with_code(FailureCode::SignatureInvalid));
-        }
-        let buckets = PullBuckets::new(&self.fetcher.bucket, &request.terms);
-        if buckets.are_limited() {
-            return refuse("a pull by the container runtime keeps no limit of bytes a second");
-        }
-        tracing::debug!(image = request.reference, why, "left to the container runtime");
-        let has_arrived = AtomicBool::new(false);
-        let watched = |bytes: ByteProgress| {
-            has_arrived.store(bytes.total > 0 && bytes.done >= bytes.total, Ordering::Relaxed);
-            progress(bytes);
-        };
-        let limited = async {
-            while has_arrived.load(Ordering::Relaxed) || !buckets.are_limited() {
-                sleep(LOOK_AT_LIMITS).await;
-            }
-        };
-        tokio::select! {
-            biased;
-            pulled = self.inner.pull(request, &watched) => {
-                let mut pulled = pulled?;
-                pulled.facts.pulled_by_reason = truncate_note(why);
-                Ok(Some(pulled))
-            }
-            () = limited => Ok(None),
-        }
     }
 }
 

@@ -77,7 +77,7 @@ pub struct PullTerms<'a> {
     pub wanted: &'a [String],
     /// Asked right before an image is removed for it. By default, all but `wanted` may go.
     pub reserve: Option<Reserve<'a>>,
-    /// When the first attempt that may have written parts of the image began. `None`: not known.
+    /// Taken before this attempt wrote anything: what the disk has refused since may be of this image. `None`: not watched.
     pub since: Option<&'a FlushMark>,
 }
 

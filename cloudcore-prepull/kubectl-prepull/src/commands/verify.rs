@@ -37,7 +37,8 @@ the public key in DER: openssl pkey -pubin -in cosign.pub -outform DER | sha256s
 already, and from an older edgecore-prepull.
 
 A node that lacks one becomes a Failure with the code Removed, and `retry` brings back what is missing. A re-check takes two
-minutes at most: a node that has not answered by then keeps its result, and is counted as not checked. -o name prints the nodes that lack an image.
+minutes at most: a node that has not answered by then keeps its result, and is counted as not checked. -o name prints the
+nodes that lack an image.
 
 Examples:
   kubectl prepull verify spring-release

@@ -46,7 +46,7 @@ pub(super) struct Download<'a> {
     pub(super) needs_deltas: bool,
     /// Why a layer was downloaded whole nevertheless.
     pub(super) no_delta: OnceLock<UnusedDelta>,
-    /// When the first attempt that may have written parts of it began.
+    /// Taken before this attempt wrote anything.
     pub(super) since: Option<&'a FlushMark>,
 }
 

@@ -138,10 +138,10 @@ impl Fetcher {
         let (Removable { id, last_needed, .. }, name) = (image, image.name());
         let Applicant { reference: room_for, terms, .. } = applicant;
         // Before the runtime is asked what it has: none of its names moves to another image until this one is gone.
-        let Some(_reserved) = terms.reserve.map_or(Some(None), |reserve| reserve(&image.names).map(Some))
-        else {
+        let reserved = terms.reserve.map(|reserve| reserve(&image.names));
+        if matches!(reserved, Some(None)) {
             return;
-        };
+        }
         let may_go = async {
             let survey = self.survey().await?;
             self.uses.note_uses(&survey.listing, SystemTime::now());

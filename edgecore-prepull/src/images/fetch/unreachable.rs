@@ -5,12 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use prepull_api::failure::FailureCode;
 use tokio::time::Instant;
-
-use super::buckets::PullBuckets;
-use super::{FetchMode, Fetching};
-use crate::images::puller::{ErrorClass, ProgressSink, PullError, PullRequest, Pulled, Puller};
 
 /// Time for which only the agent tries a registry that the runtime can't reach either: a box that's offline for a night
 /// shouldn't try everything twice.
@@ -23,12 +18,12 @@ const MAX_REGISTRIES: usize = 64;
 pub(super) struct Unreachable(Mutex<HashMap<String, Instant>>);
 
 impl Unreachable {
-    fn is_known(&self, registry: &str) -> bool {
+    pub(super) fn is_known(&self, registry: &str) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.get(registry).is_some_and(|since| since.elapsed() < FORGET)
     }
 
-    fn remember(&self, registry: &str) {
+    pub(super) fn remember(&self, registry: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MAX_REGISTRIES {
             known.retain(|_, since| since.elapsed() < FORGET);
@@ -42,41 +37,6 @@ impl Unreachable {
     pub(super) fn forget(&self, registry: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(registry);
     }
-}
-
-impl<P: Puller> Fetching<P> {
-    /// Leaves an image to the runtime because the agent can't connect to its registry (`error`), unless the runtime has
-    /// failed in the same way a moment ago.
-    pub(super) async fn step_back_unreachable(
-        &self,
-        registry: &str,
-        error: PullError,
-        request: PullRequest<'_>,
-        progress: ProgressSink<'_>,
-    ) -> Result<Option<Pulled>, PullError> {
-        let terms = &request.terms;
-        let buckets = PullBuckets::new(&self.fetcher.bucket, terms);
-        let needs_agent = self.fetcher.settings.mode != FetchMode::Auto
-            || buckets.are_limited()
-            || terms.verification.is_some()
-            || terms.shared_for.is_some();
-        if needs_agent || self.fetcher.unreachable.is_known(registry) {
-            return Err(error);
-        }
-        let why = format!("the agent cannot connect: {}", error.message);
-        match self.step_back(&why, request, progress).await {
-            Err(of_runtime) if adds_nothing(&of_runtime) => {
-                self.fetcher.unreachable.remember(registry);
-                Err(error)
-            }
-            ended => ended,
-        }
-    }
-}
-
-/// Whether the runtime's failure has no more information than the agent's.
-fn adds_nothing(error: &PullError) -> bool {
-    error.code == FailureCode::Unreachable || error.class == ErrorClass::Permanent
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prepull_api::failure::FailureCode;
@@ -204,7 +204,7 @@ impl<P: Puller> ImagePulls<P> {
     /// The disk refuses the flush, or has refused that of its pull. The kernel reports that once, so we remember it.
     async fn report_present(&self, reference: &str, present: Present) -> Result<ImageResult, PullError> {
         let flushed = if self.puller.has_unflushed() { self.puller.flush().await } else { Ok(()) };
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.refused();
         if let Err(error) = flushed {
             refused.insert(reference.to_owned(), RefusedImage { id: present.id.clone(), error });
         }
@@ -236,7 +236,7 @@ impl<P: Puller> ImagePulls<P> {
         } else {
             self.puller.flush().await.and_then(|()| PullError::of_mark(since).map_or(Ok(()), Err))
         };
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.refused();
         match (&flushed, refused.get(reference)) {
             // The runtime had it, and has written nothing again.
             (Ok(()), Some(known)) if known.id == pulled.id => return Err(known.error.clone()),
@@ -249,11 +249,15 @@ impl<P: Puller> ImagePulls<P> {
         flushed
     }
 
+    fn refused(&self) -> MutexGuard<'_, HashMap<String, RefusedImage>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Forgets the refusal of an image that isn't there any more.
     async fn forget_absent(&self, reference: &str) -> Result<(), PullError> {
-        let is_refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).contains_key(reference);
+        let is_refused = self.refused().contains_key(reference);
         if is_refused && self.puller.look_up(reference).await?.is_none() {
-            self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(reference);
+            self.refused().remove(reference);
         }
         Ok(())
     }
@@ -318,7 +322,7 @@ impl<P: Puller> ImagePulls<P> {
                     drop((of_task, of_node));
                     return self.report_present(&image.reference, present).await.map(Some);
                 }
-                self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(&image.reference);
+                self.refused().remove(&image.reference);
                 if image.policy == PullPolicy::Never {
                     return Err(not_present());
                 }
