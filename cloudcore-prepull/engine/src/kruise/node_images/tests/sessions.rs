@@ -35,6 +35,17 @@ fn unwanted(task: &TaskId) -> TaskId {
 }
 
 #[test]
+fn few_invented_tasks_are_remembered() {
+    let (mut world, task) = pulling();
+    let mut cancelled = |attempt| {
+        world.receive(EdgeMessage::Accepted { task: TaskId { attempt, ..unwanted(&task) } });
+        cancels(&world.take_sent()).len()
+    };
+    assert!((1..1_000).all(|attempt| cancelled(attempt) == 1));
+    assert_eq!([1, 999].map(cancelled), [0, 1], "only the first ones");
+}
+
+#[test]
 fn an_unrequested_task_is_cancelled() {
     let (mut world, task) = pulling();
     let unwanted = unwanted(&task);
