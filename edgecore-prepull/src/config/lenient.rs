@@ -32,7 +32,7 @@ impl AgentSettings {
             if problem.is::<std::io::Error>() {
                 return Err(problem);
             }
-            writeln!(std::io::stderr(), "warning: {problem}; what else is there counts")?;
+            writeln!(std::io::stderr(), "warning: {problem}; the other settings hold")?;
             Ok(Self::from_file_leniently(path))
         })
     }
