@@ -186,25 +186,49 @@ async fn a_result_survives_a_cut_at_any_write() -> Result<()> {
     Ok(())
 }
 
+/// Pulls in a process that sees a dead disk in place of the directory with containerd's layers. It can read the layers.
+async fn pull_onto_dead_disk(hand: &Hand, reference: &str) -> Result<String> {
+    let dead = hand.containerd.dir().join("dead");
+    std::fs::create_dir(&dead)?;
+    let disk = Disk::mount(Format::Ext4, SIZE, hand.containerd.dir(), &dead).await?;
+    std::fs::create_dir(dead.join("snapshots"))?;
+    disk.cut_power()?;
+    let layers = hand.containerd.root().join("io.containerd.snapshotter.v1.overlayfs");
+    let script =
+        r#"mount --bind "$2/snapshots" "$1/snapshots" && mount --rbind "$1" "$2" && shift 2 && exec "$@""#;
+    let mut apart = tokio::process::Command::new("unshare");
+    apart.args(["--mount", "sh", "-ec", script, "sh"]).args([&dead, &layers]);
+    let pull = hand.pull(&["--retries", "0", reference])?;
+    apart.arg(pull.as_std().get_program()).args(pull.as_std().get_args());
+    let output = apart.stdout(Stdio::piped()).stderr(Stdio::piped()).output().await?;
+    let said = said(&output);
+    ensure!(output.status.code() == Some(1), "{said}");
+    Ok(said)
+}
+
 #[tokio::test]
 async fn a_disk_that_refuses_fails_the_attempt() -> Result<()> {
     let hand = Hand::start().await?;
     let (_, reference) = hand.image("refused", &[MIB, MIB])?;
-    // The process sees a dead disk in place of containerd's layers.
-    let dead = hand.containerd.dir().join("dead");
-    std::fs::create_dir(&dead)?;
-    let disk = Disk::mount(Format::Ext4, SIZE, hand.containerd.dir(), &dead).await?;
-    disk.cut_power()?;
-    let layers = hand.containerd.root().join("io.containerd.snapshotter.v1.overlayfs");
-    let script = r#"mount --bind "$1" "$2" && shift 2 && exec "$@""#;
-    let mut apart = tokio::process::Command::new("unshare");
-    apart.args(["--mount", "sh", "-ec", script, "sh"]).args([&dead, &layers]);
-    let pull = hand.pull(&["--retries", "0", &reference])?;
-    apart.arg(pull.as_std().get_program()).args(pull.as_std().get_args());
-    let output = apart.stdout(Stdio::piped()).stderr(Stdio::piped()).output().await?;
-    let said = said(&output);
-    ensure!(output.status.code() == Some(1) && said.contains("cannot be brought to the disk"), "{said}");
+    let said = pull_onto_dead_disk(&hand, &reference).await?;
+    ensure!(said.contains("cannot be brought to the disk"), "{said}");
     ensure!(!hand.containerd.has_image(&reference).await?, "it has a record");
+    hand.pulls(&[&reference]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_refused_flush_isnt_the_deltas_fault() -> Result<()> {
+    let hand = Hand::start().await?;
+    let [first, second] = [Image::version("lost", 1, 1)?, Image::version("lost", 2, 1)?];
+    hand.pulls(&[&hand.registry.seed(&first, "team/lost:v1")?]).await?;
+    let reference = hand.registry.seed(&second, "team/lost:v2")?;
+    hand.registry.seed_delta("team/lost", &Delta::between(&first, &second)?)?;
+    let before = hand.bytes_of(&second);
+    let said = pull_onto_dead_disk(&hand, &reference).await?;
+    ensure!(said.contains("cannot be brought to the disk"), "{said}");
+    let whole = hand.bytes_of(&second) - before;
+    ensure!(whole < 8 * 1024, "{whole} bytes of layers, although their deltas are good: {said}");
     hand.pulls(&[&reference]).await?;
     Ok(())
 }

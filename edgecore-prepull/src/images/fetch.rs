@@ -48,6 +48,7 @@ mod yielding;
 use std::convert::Infallible;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -282,6 +283,7 @@ impl<P: Puller> Fetching<P> {
             needs_deltas: request.terms.deltas == Deltas::Require,
             no_delta: no_delta.map_or_else(OnceLock::new, OnceLock::from),
             since: request.terms.since,
+            is_refused: AtomicBool::new(false),
         };
         let brought = async {
             let unpacked = download.fetch_blobs(progress).await?;
@@ -291,9 +293,12 @@ impl<P: Puller> Fetching<P> {
             }
             self.finish(request, &reference, &download, unpacked).await
         };
+        let brought = brought.await;
+        if download.is_refused.load(Ordering::Relaxed) {
+            fetcher.leases.give_up(request.reference).await;
+        }
         // The runtime has given a lease, so it was there.
         let pulled = brought
-            .await
             .map_err(|stop| stop.after_answer(request.reference, download.unpacking.layer().as_deref()))?;
         download.keep_deltas().await;
         fetcher.leases.release(request.reference).await;

@@ -4,6 +4,7 @@
 //! the time of the download, with an idle link.
 
 use std::collections::HashSet;
+use std::sync::OnceLock;
 
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NoDelta;
@@ -21,6 +22,7 @@ use super::rebuild::{RebuildFailure, RebuiltTar};
 use super::stop::FetchStop;
 use super::unpacked::{Diff, parse_diffs};
 use crate::images::containerd::{BlobKind, BlobToWrite, Unpack};
+use crate::images::filesystem::FlushError;
 use crate::images::puller::cri::{is_connection_failure, to_pull_error};
 use crate::images::puller::{ErrorClass, PullError};
 
@@ -132,17 +134,25 @@ impl UnpackStep<'_> {
         }
         let unpack =
             Unpack { snapshotter: &facts.snapshotter, layer: blob, parent, diff_id, chain_id, lease };
+        let unflushed = OnceLock::new();
         let flush = async {
             if facts.flushes_layers {
                 return Ok(());
             }
-            fetcher
-                .flush_unpacked(facts, download.since)
-                .await
-                .map_err(|error| Status::failed_precondition(error.to_string()))
+            fetcher.flush_unpacked(facts, download.since).await.map_err(|error| {
+                let status = Status::failed_precondition(error.to_string());
+                let _ = unflushed.set(error);
+                status
+            })
         };
         unpacking.set(Some(&self.layer.descriptor.digest));
-        match fetcher.unpacker.unpack(unpack, flush).await {
+        let unpacked = fetcher.unpacker.unpack(unpack, flush).await;
+        if let Some(FlushError::Refused { path, source }) = unflushed.get() {
+            // It says nothing of the delta.
+            unpacking.set(None);
+            return Err(RebuildFailure::Stop(download.stop_refused(path, source)));
+        }
+        match unpacked {
             // It stays the layer that was being unpacked when the runtime ended.
             Err(status) if is_connection_failure(&status) => {
                 return Err(RebuildFailure::Stop(

@@ -1,6 +1,8 @@
 //! The download of one image, as its blobs share it.
 
-use std::sync::atomic::Ordering;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use prepull_registry::{HostId, Repository};
@@ -48,6 +50,8 @@ pub(super) struct Download<'a> {
     pub(super) no_delta: OnceLock<UnusedDelta>,
     /// Taken before this attempt wrote anything.
     pub(super) since: Option<&'a FlushMark>,
+    /// Whether the disk has refused a flush, and may have lost what has arrived.
+    pub(super) is_refused: AtomicBool,
 }
 
 /// The digest of the layer that the runtime is unpacking for us.
@@ -89,6 +93,13 @@ impl Download<'_> {
         if let Some(shared) = self.shared.as_ref().filter(|_| is_of_peer) {
             shared.from_peers.fetch_add(bytes as u64, Ordering::Relaxed);
         }
+    }
+
+    /// Ends the attempt, whose writes the disk has refused. What has arrived is given up: the next attempt would find it, and
+    /// its flush may succeed.
+    pub(super) fn stop_refused(&self, path: &Path, error: &io::Error) -> FetchStop {
+        self.is_refused.store(true, Ordering::Relaxed);
+        PullError::of_flush(path, error).into()
     }
 
     pub(super) fn write_failed(&self, error: BlobWriteError) -> FetchStop {

@@ -50,11 +50,7 @@ impl<P: Puller> Fetching<P> {
             Ok(()) => true,
             // Then the runtime continues, as it would without the agent.
             Err(FlushError::NotSeen { .. }) => false,
-            Err(FlushError::Refused { path, source }) => {
-                // What the disk has refused would be found unpacked by the next attempt, whose flush may succeed.
-                self.fetcher.leases.give_up(request.reference).await;
-                return Err(PullError::of_flush(&path, &source).into());
-            }
+            Err(FlushError::Refused { path, source }) => return Err(download.stop_refused(&path, &source)),
         };
         if let Some(snapshot) = snapshot.filter(|_| is_flushed && !needs_runtime(&request, download.facts)) {
             match self.record(request, reference, download, &snapshot).await {
