@@ -92,12 +92,15 @@ fn check_retirable(progress: Option<RotationProgress>, now: SystemTime) -> anyho
         step: RotationStep::Signing,
         retired_after: Some(after),
         edges: Some(edges),
-        served_since: Some(served_since),
+        served_since,
         ..
     }) = progress
     else {
         bail!("cloudcore-prepull has not said yet how far the rotation is: does it run? --now does without");
     };
+    let served_since = served_since.context(
+        "the leader is of an older release, and doesn't say since when it serves: upgrade it (--now)",
+    )?;
     let left = edges.connected - edges.renewed.min(edges.connected);
     ensure!(
         edges.unable == 0,
@@ -146,7 +149,7 @@ fn render_ca_table(published: &Published) -> anyhow::Result<String> {
         let hash = hex(digest(&SHA256, ca).as_ref());
         writeln!(text, "{hash}  {}  {role}", humantime::format_rfc3339_seconds(end))?;
     }
-    let Some(RotationProgress { step, since, retired_after, edges, served_since: _ }) = &published.progress
+    let Some(RotationProgress { step, since, retired_after, edges, served_since }) = &published.progress
     else {
         return Ok(text);
     };
@@ -162,6 +165,12 @@ fn render_ca_table(published: &Published) -> anyhow::Result<String> {
                 text,
                 "\nThe new CA signs since {since}. The old one is retired after {after}, or by `ca retire`."
             )?;
+            if let Some(served_since) = served_since {
+                writeln!(
+                    text,
+                    "The leader serves since {served_since}. `ca retire` needs an hour of that, for edges to come back."
+                )?;
+            }
         }
     }
     if let Some(edges) = edges {
@@ -186,9 +195,9 @@ mod tests {
     #[test]
     fn retiring_waits_for_edges_of_the_old_ca() {
         let now = SystemTime::now();
-        let of_leader = |served: Duration, after: SystemTime, edges| {
+        let of_leader = |served: Option<Duration>, after: SystemTime, edges| {
             let (since, retired_after) = (Some(rfc3339(now)), Some(rfc3339(after)));
-            let served_since = Some(rfc3339(now - served));
+            let served_since = served.map(|served| rfc3339(now - served));
             Some(RotationProgress {
                 step: RotationStep::Signing,
                 since,
@@ -198,7 +207,7 @@ mod tests {
             })
         };
         let progress =
-            |after, edges| of_leader(SERVED_BEFORE_RETIREMENT + Duration::from_secs(1), after, edges);
+            |after, edges| of_leader(Some(SERVED_BEFORE_RETIREMENT + Duration::from_secs(1)), after, edges);
         let all = CaCensus { connected: 3, informed: 3, renewed: 3, unable: 0, old_subject: 0 };
         let (past, future) = (now - Duration::from_secs(5), now + Duration::from_secs(3600));
         check_retirable(progress(past, all), now).unwrap();
@@ -213,7 +222,8 @@ mod tests {
                 "2 of 3 connected edges have a certificate of the old CA",
             ),
             (progress(future, all), "edges that are away may know the old CA alone"),
-            (of_leader(Duration::from_secs(60), past, all), "may not be back"),
+            (of_leader(Some(Duration::from_secs(60)), past, all), "may not be back"),
+            (of_leader(None, past, all), "an older release"),
         ] {
             let error = check_retirable(progress, now).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
@@ -234,11 +244,17 @@ mod tests {
             edges,
             served_since: None,
         };
-        let shown = render_ca_table(&Published { bundle, progress: Some(progress) }).unwrap();
+        let shown =
+            render_ca_table(&Published { bundle: bundle.clone(), progress: Some(progress.clone()) }).unwrap();
         let lines: Vec<_> = shown.lines().collect();
         assert!(lines[1].starts_with(&hashes[0]) && lines[1].ends_with("  signs"), "{shown}");
         assert!(lines[2].starts_with(&hashes[1]) && lines[2].ends_with("  trusted, will sign"), "{shown}");
         assert!(shown.contains("trusted since T"), "{shown}");
         assert!(shown.contains("Of 3 connected edges 2 trust both, 1 have a certificate"), "{shown}");
+
+        let served_since = Some("S".to_owned());
+        let signing = RotationProgress { step: RotationStep::Signing, served_since, ..progress };
+        let shown = render_ca_table(&Published { bundle, progress: Some(signing) }).unwrap();
+        assert!(shown.contains("The leader serves since S."), "{shown}");
     }
 }
