@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::dns_name::is_dns_subdomain;
 use crate::failure::FailureCode;
@@ -19,10 +20,28 @@ pub use facts::{ImageFacts, KubeletRecord, NoDelta, PulledBy};
 pub use removal::{ImageRemoval, KeepCode, MAX_REMOVALS, Removal, RemovalOutcome, RemovalResult};
 pub use upgrade::Upgrade;
 
+/// Most bytes of a [`JobUid`] in a message. One of Kubernetes has 36, and that of an image on a NodeImage 17 more. A node may
+/// invent UIDs, which the cloud keeps for a while.
+pub const MAX_JOB_UID: usize = 128;
+
 /// The UID of the object that a task comes from, as Kubernetes gave it.
+///
+/// # Errors
+/// Deserializing one of more than [`MAX_JOB_UID`] bytes fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct JobUid(pub String);
+pub struct JobUid(#[serde(deserialize_with = "short_uid")] pub String);
+
+fn short_uid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let uid = String::deserialize(deserializer)?;
+    if uid.len() > MAX_JOB_UID {
+        return Err(D::Error::custom(format_args!(
+            "the UID of a job has {} bytes; at most {MAX_JOB_UID} are accepted",
+            uid.len()
+        )));
+    }
+    Ok(uid)
+}
 
 impl fmt::Display for JobUid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,5 +1,6 @@
 //! Hostile and broken nodes, which can end their own session and nothing else.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use cloudcore_prepull::edges::tunnel::{ListenerSettings, SendError};
@@ -8,6 +9,8 @@ use prepull_api::wire::{CloudMessage, EdgeMessage, Hello, MAX_MESSAGE, OpenPhase
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
+use tokio_tungstenite::tungstenite::protocol::frame::Frame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 use crate::cloud::{Cloud, SOON, ack, fast, task};
@@ -18,10 +21,12 @@ async fn an_invalid_message_closes_its_session_only() {
     let mut cloud = Cloud::start();
     let mut honest = raw::session(&mut cloud, "edge-1").await;
     let second_hello = prepull_api::wire::encode_frame(&EdgeMessage::Hello(Box::default())).unwrap();
+    let long_uid = format!(r#"{{"type":"accepted","task":{{"job":"{}","attempt":1}}}}"#, "j".repeat(129));
     for (message, code, reason) in [
         (Message::text("{"), 1007, "not a message of prepull.v1"),
         (Message::text(r#"{"kind":"become_root"}"#), 1007, "not a message of prepull.v1"),
         (Message::text(r#"{"type":"accepted","task":7}"#), 1007, "not a message of prepull.v1"),
+        (Message::text(long_uid), 1007, "not a message of prepull.v1"),
         (Message::text(second_hello), 1002, "Hello may come only once"),
         (Message::binary(vec![1]), 1002, "text frames"),
         (Message::text("x".repeat(MAX_MESSAGE + 1)), 1009, "message of 1048577 bytes; at most 1048576"),
@@ -36,6 +41,27 @@ async fn an_invalid_message_closes_its_session_only() {
     }
     cloud.sessions.send(&"edge-1".into(), ack("still there")).unwrap();
     assert_eq!(heard(&mut honest).await, ack("still there"));
+}
+
+#[tokio::test]
+async fn fragments_without_an_end_close_the_session() {
+    let mut cloud = Cloud::start();
+    let hostile = raw::session(&mut cloud, "edge-2").await;
+    let fragment = |opcode| Message::Frame(Frame::message(Vec::new(), OpCode::Data(opcode), false));
+    let (mut sink, mut stream) = hostile.split();
+    let flood = async {
+        sink.feed(fragment(Data::Text)).await?;
+        loop {
+            sink.feed(fragment(Data::Continue)).await?;
+        }
+    };
+    let closed = raw::closed(&mut stream);
+    let (code, reason) = tokio::select! {
+        closed = closed => closed,
+        ended = flood => { let ended: Result<Infallible, Error> = ended; panic!("not told why: {ended:?}") }
+    };
+    assert_eq!((code, reason.contains("without an end")), (1002, true), "{reason}");
+    assert_eq!(cloud.down().await.0, "edge-2".into());
 }
 
 #[tokio::test]

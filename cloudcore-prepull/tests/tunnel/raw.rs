@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures::{SinkExt, StreamExt};
+use futures::{SinkExt, Stream, StreamExt};
 use prepull_api::enroll::SubjectForm;
 use prepull_api::wire::{CloudMessage, EdgeMessage, SUBPROTOCOL, encode_frame};
 use rcgen::{CertificateParams, KeyPair};
@@ -130,7 +130,9 @@ pub(crate) async fn heard(socket: &mut Socket) -> CloudMessage {
 }
 
 /// Reads until the server closes, and returns the code and the reason.
-pub(crate) async fn closed(socket: &mut Socket) -> (u16, String) {
+pub(crate) async fn closed(
+    socket: &mut (impl Stream<Item = Result<Message, Error>> + Unpin),
+) -> (u16, String) {
     loop {
         match timeout(SOON, socket.next()).await.expect("it was not closed") {
             Some(Ok(Message::Close(Some(frame)))) => {

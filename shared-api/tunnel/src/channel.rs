@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::{Sink, Stream};
 use prepull_api::text::is_display_control;
+use prepull_api::wire::MAX_MESSAGE;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::WebSocketStream;
@@ -18,6 +19,9 @@ use crate::{CloseCode, CountingStream, truncate_close_reason};
 
 /// The bytes per second of the slowest link that is served. A write may take the grace plus its size at this rate.
 const SLOWEST_LINK: u64 = 8 * 1024;
+/// Most bytes of the connection between the ends of two messages: one of the largest size, and what TLS and frames add. A message
+/// of endless empty fragments has no size.
+const MOST_BEFORE_END: u64 = 2 * MAX_MESSAGE as u64;
 /// How long a close may take. Until then incoming data is read and discarded: otherwise the kernel would answer it with
 /// a reset, and the peer would lose the close frame with the reason.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
@@ -115,6 +119,8 @@ pub struct Channel<S> {
     last_received: Instant,
     next_ping: Instant,
     pending_write: Option<PendingWrite>,
+    /// Bytes of the connection at the end of the last message.
+    bytes_at_end: u64,
 }
 
 /// A write in progress, and its deadline.
@@ -128,6 +134,8 @@ struct PendingWrite {
 enum SocketOutcome {
     Written(Result<(), Error>),
     Read(Option<Result<Message, Error>>),
+    /// More than [`MOST_BEFORE_END`] bytes have come since the last message.
+    Endless,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
@@ -140,6 +148,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
             last_received: now,
             next_ping: now + terms.heartbeat,
             pending_write: None,
+            bytes_at_end: 0,
         }
     }
 
@@ -199,6 +208,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
                     }
                     SocketOutcome::Read(Some(Err(error))) => return Err(error.into()),
                     SocketOutcome::Read(None) => return Err(ChannelEnd::Cut),
+                    SocketOutcome::Endless => {
+                        return Err(ChannelEnd::Protocol("a message of fragments without an end".to_owned()));
+                    }
                 },
                 () = sleep_until(wake) => self.check_clock(read)?,
             }
@@ -237,8 +249,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         if read {
             let before = self.socket.get_ref().observer().0;
             let polled = Pin::new(&mut *self.socket).poll_next(cx);
-            if self.socket.get_ref().observer().0 != before {
+            let received = self.socket.get_ref().observer().0;
+            if received != before {
                 self.last_received = Instant::now();
+            }
+            if polled.is_ready() {
+                self.bytes_at_end = received;
+            } else if received - self.bytes_at_end > MOST_BEFORE_END {
+                return Poll::Ready(SocketOutcome::Endless);
             }
             return polled.map(SocketOutcome::Read);
         }
