@@ -73,10 +73,16 @@ fn to_yaml<T: Serialize>(object: &T) -> anyhow::Result<String> {
     let mut value = serde_json::to_value(object)?;
     let mut strings = Vec::new();
     replace_strings(&mut value, &is_hostile, &mut strings);
-    let mut yaml = serde_saphyr::to_string(&value)?;
+    let text = serde_saphyr::to_string(&value)?;
+    let (mut yaml, mut rest) = (String::with_capacity(text.len()), &*text);
+    // They come in this order. What was put in isn't searched: it may look like another placeholder.
     for (index, string) in strings.iter().enumerate() {
-        yaml = yaml.replace(&placeholder(index), &escape_json(&serde_json::to_string(string)?));
+        let (before, after) =
+            rest.split_once(&placeholder(index)).context("a string was lost in the YAML")?;
+        yaml.extend([before, &escape_json(&serde_json::to_string(string)?)]);
+        rest = after;
     }
+    yaml.push_str(rest);
     Ok(yaml)
 }
 
@@ -160,6 +166,13 @@ mod tests {
             assert!(!text.contains(|c: char| c != '\n' && is_display_control(c)), "{text}");
             assert_eq!(read, object, "{text}");
         }
+    }
+
+    #[test]
+    fn a_hostile_string_takes_no_others_place() {
+        let object = json!({"a": "string-with-control-characters-1-\u{202e}", "b": "\u{202e} # x"});
+        let yaml = to_yaml(&object).unwrap();
+        assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), object, "{yaml}");
     }
 
     #[test]
