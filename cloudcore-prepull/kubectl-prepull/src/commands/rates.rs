@@ -131,7 +131,8 @@ fn summarize_rates(
             let job = jobs.get(&download.job.0).cloned().unwrap_or_else(|| "-".to_owned());
             row.jobs.insert(job.clone());
             if !download.shared {
-                row.uplink_bytes_per_second += download.bytes_per_second;
+                let bytes = &mut row.uplink_bytes_per_second;
+                *bytes = bytes.saturating_add(download.bytes_per_second);
             }
             nodes.push(NodeRate {
                 node: edge.name.clone(),
@@ -146,7 +147,8 @@ fn summarize_rates(
     let carried = list.items.iter().filter(|site| site.uplink_bytes_per_second > 0);
     for carried in carried.filter(|site| is_wanted(Some(&site.name))) {
         let row = by_site.entry(Some(carried.name.clone())).or_default();
-        row.uplink_bytes_per_second += carried.uplink_bytes_per_second;
+        row.uplink_bytes_per_second =
+            row.uplink_bytes_per_second.saturating_add(carried.uplink_bytes_per_second);
     }
     let mut sites: Vec<_> = by_site.into_iter().map(|(site, row)| SiteRate { site, ..row }).collect();
     sites.sort_by_key(|row| Reverse(row.uplink_bytes_per_second));

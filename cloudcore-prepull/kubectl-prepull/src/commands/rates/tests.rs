@@ -60,6 +60,13 @@ fn an_uplink_has_carriers_and_lone_nodes() {
 }
 
 #[test]
+fn an_invented_rate_wraps_no_sum() {
+    let lying = edge("edge-1", None, vec![download("u1", u64::MAX, false), download("u2", u64::MAX, false)]);
+    let rates = summarize_rates(&[lying], &sites(Vec::new()), &jobs(), None, NOW);
+    assert_eq!(rates.sites[0].uplink_bytes_per_second, u64::MAX);
+}
+
+#[test]
 fn rates_are_tables_by_width() {
     for width in [80, 160] {
         let text = render(&busy(None), Screen::plain(width), false);
