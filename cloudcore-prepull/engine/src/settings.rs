@@ -127,11 +127,10 @@ impl FleetSettings {
             Input::Gone(name) => _ = self.objects.remove(&name),
         }
         self.count_oldest();
+        // A status may be one that we've written before another, and that was late.
+        self.statuses_due = true;
         // With our own status nothing else changes.
-        if !is_same {
-            self.all_changed = true;
-            self.statuses_due = true;
-        }
+        self.all_changed |= !is_same;
     }
 
     /// Marks the objects that don't count.

@@ -343,6 +343,19 @@ fn the_hundred_oldest_count() {
 }
 
 #[test]
+fn a_late_status_is_replaced() {
+    let mut fleet = Fleet::with_nodes(&[("a", "north")]);
+    fleet.apply("cap", json!({ "labelSelector": {} }));
+    let late = fleet.stored["cap"].clone();
+    fleet.connect("a", Some(NodeSettings::default()));
+    assert_ne!(fleet.stored["cap"].status, late.status);
+    fleet.settings.handle(Input::One(Box::new(late)));
+    fleet.now = fleet.settings.next_wakeup().unwrap().max(fleet.now);
+    let actions = fleet.settings.flush(&fleet.nodes, fleet.now);
+    assert!(matches!(actions[..], [Action::WriteStatus(..)]), "{actions:?}");
+}
+
+#[test]
 fn a_status_that_does_not_come_back_is_written_again() {
     // The second has none yet, so that its condition is new at each look.
     for has_status in [true, false] {
