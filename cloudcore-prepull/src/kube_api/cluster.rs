@@ -62,7 +62,7 @@ pub(crate) async fn leaders_client(
 /// What the API server's audit log calls us.
 const AGENT: &str = concat!("cloudcore-prepull/", env!("CARGO_PKG_VERSION"));
 /// The waits between two attempts while the API server does not answer.
-const READ_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
+pub(crate) const READ_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 const PREPARE: &str = "prepare the connection to the cluster";
 
 /// Retries a read until it succeeds. For a deadline, drop the future: that loses nothing. `explain` names a problem that

@@ -31,7 +31,7 @@ pub(crate) fn client_answering(
     (Client::new(tower::service_fn(serve), "default"), requests)
 }
 
-pub(super) fn refusal_status(code: u16) -> Value {
+pub(crate) fn refusal_status(code: u16) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Conflict",
         "message": "made up", "details": { "name": "a" },

@@ -52,7 +52,7 @@ pub(super) async fn start(
         (cas, CaSource::Files { certificates: certificates.clone(), key: key.clone() })
     } else {
         let store = |client: &Client| Box::new(CaStore::new(client.clone(), namespace));
-        let stored = store(&client).load_or_create().await.with_context(|| {
+        let stored = store(&client).load_or_create_with_retry().await.with_context(|| {
             format!("read or create the CA, the Secret prepull-ca in the namespace {namespace}")
         })?;
         (stored.rotation.set, CaSource::Secret { read: store(&client), write: store(&writes) })

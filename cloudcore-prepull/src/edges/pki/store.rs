@@ -8,11 +8,14 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::ObjectMeta;
+use tokio::time::sleep;
 
 use super::ca_set::{CaSet, certificates_of_pem};
 use super::rotation::Rotation;
 use super::{Authority, PkiError};
+use crate::kube_api::cluster::READ_RETRY;
 use crate::kube_api::field_manager::post_params;
+use crate::kube_api::refusal::{FailureLog, explain_error};
 
 /// The name of the CA's Secret, of type `kubernetes.io/tls`, in the namespace of cloudcore-prepull.
 pub(super) const CA_SECRET: &str = "prepull-ca";
@@ -31,6 +34,22 @@ pub(crate) struct StoredCa {
 impl CaStore {
     pub(crate) fn new(client: kube::Client, namespace: &str) -> Self {
         Self { secrets: Api::namespaced(client, namespace), namespace: namespace.to_owned() }
+    }
+
+    /// As [`Self::load_or_create`], again and again while the API server doesn't answer.
+    pub(crate) async fn load_or_create_with_retry(&self) -> Result<StoredCa, PkiError> {
+        let (mut backoff, log) = (READ_RETRY, FailureLog::default());
+        loop {
+            match self.load_or_create().await {
+                Err(PkiError::Secret { source, operation, .. })
+                    if explain_error::<Secret>(&source).is_none() =>
+                {
+                    log.record(operation, CA_SECRET, None, &source);
+                    sleep(backoff.next_wait()).await;
+                }
+                ended => return ended,
+            }
+        }
     }
 
     /// Reads the CA, or generates and stores one if there is none. If several replicas do so at once, the first wins and
@@ -108,7 +127,31 @@ impl CaSet {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
     use super::*;
+    use crate::kube_api::fake_api::{client_answering, refusal_status};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_waits_for_its_ca() {
+        let data = Rotation::first_secret_data(SystemTime::now()).unwrap();
+        let secret =
+            json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": CA_SECRET }, "data": data });
+        for (refusals, answer, is_read) in [(2, secret, true), (0, json!({ "data": {} }), false)] {
+            let asked = AtomicUsize::new(0);
+            let (client, _) = client_answering(move |_| {
+                if asked.fetch_add(1, Ordering::Relaxed) < refusals {
+                    refusal_status(500)
+                } else {
+                    answer.clone()
+                }
+            });
+            let loaded = CaStore::new(client, "prepull-system").load_or_create_with_retry().await;
+            assert_eq!(loaded.is_ok(), is_read, "{:?}", loaded.err());
+        }
+    }
 
     #[test]
     fn reads_a_ca_from_files() {
