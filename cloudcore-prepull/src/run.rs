@@ -360,7 +360,9 @@ async fn run_as_leader(
     open_files::check_limit(core.count_edges());
     info!("jobs and nodes are known");
 
-    let mut listeners = listeners::start(args, client, writes.clone(), &core, shutdown.clone()).await?;
+    let starting = listeners::start(args, client, writes.clone(), &core, shutdown.clone());
+    let Some(listeners) = shutdown.run_until_cancelled(starting).await else { return Ok(()) };
+    let mut listeners = listeners?;
     listeners.write_ports(args, *health_address)?;
     readiness.set_serving(true);
     core.known_since = Timestamp::now();
@@ -374,10 +376,7 @@ async fn run_as_leader(
     readiness.set_serving(false);
     desk.close();
     metrics.clear_work(args.site_memory);
-    let drain = tokio::time::timeout(DRAIN, async {
-        while core.work.join_next().await.is_some() {}
-        while listeners.tasks.join_next().await.is_some() {}
-    });
+    let drain = tokio::time::timeout(DRAIN, core.drain(&mut inbox, &mut listeners.tasks));
     let (drained, ()) = tokio::join!(drain, label.hide());
     if drained.is_err() {
         info!("not all was written in time; it is written after the restart");

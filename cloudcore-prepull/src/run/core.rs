@@ -169,6 +169,23 @@ impl Core {
         }
     }
 
+    /// Waits until everything is written, and the listeners have ended. They and the writes wait for room in the inbox, so what
+    /// comes in is dropped: the next leader asks for it again.
+    pub(super) async fn drain(&mut self, inbox: &mut mpsc::Receiver<Input>, listeners: &mut JoinSet<()>) {
+        let ended = async {
+            while self.work.join_next().await.is_some() {}
+            while listeners.join_next().await.is_some() {}
+        };
+        let dropping = async {
+            while inbox.recv().await.is_some() {}
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = ended => {}
+            () = dropping => {}
+        }
+    }
+
     pub(super) fn handle(&mut self, input: Input, now: Timestamp) {
         self.metrics.count_input(&input);
         if let Input::Fleet(event) = &input {
@@ -297,9 +314,9 @@ impl Core {
                     }
                 });
             }
-            Action::Delete { job, name } => {
+            Action::Delete { job, name, generation } => {
                 let writer = self.writer.clone();
-                self.work.spawn(async move { writer.delete(&job, &name).await });
+                self.work.spawn(async move { writer.delete(&job, &name, generation).await });
             }
             Action::Forget(job) => self.writer.forget(&job),
             Action::Recall { job, name } => {

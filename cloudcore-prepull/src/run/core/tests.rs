@@ -69,6 +69,20 @@ async fn a_write_that_panics_counts_as_failed() {
 }
 
 #[tokio::test]
+async fn the_end_waits_for_no_full_inbox() {
+    let (inputs, mut inbox) = mpsc::channel(1);
+    let mut core = core(inputs.clone());
+    let mut listeners = JoinSet::new();
+    for tasks in [&mut core.work, &mut listeners] {
+        for _ in 0..3 {
+            let inputs = inputs.clone();
+            tasks.spawn(async move { inputs.send(Input::Tick).await.unwrap() });
+        }
+    }
+    tokio::time::timeout(SOON, core.drain(&mut inbox, &mut listeners)).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_dead_vital_task_ends_the_core() {
     let (inputs, mut inbox) = mpsc::channel(1);
     let (mut core, shutdown) = (core(inputs), CancellationToken::new());
