@@ -103,7 +103,9 @@ impl KruiseWriter {
                 let object = NodeImage { metadata, spec: NodeImageSpec::default(), status: None };
                 api.create(&post_params(), &object).await.map(Some)
             }
-            NodeImageWrite::Delete { uid } => object_write::delete(&api, name, &uid).await.map(|()| None),
+            NodeImageWrite::Delete { uid } => {
+                object_write::delete(&api, name, &uid, None).await.map(|()| None)
+            }
             NodeImageWrite::Labels { uid, version, labels } => {
                 let target = PatchTarget { name, uid: &uid, version: Some(&version) };
                 let values = [("/metadata/labels", json!(*labels))];
@@ -174,16 +176,31 @@ impl KruiseWriter {
             JobWrite::UpdateChild { list: _, child: id, version, spec } => {
                 replace_spec(&self.namespaced(&id), &id, version.as_deref(), json!(spec)).await
             }
-            JobWrite::DeletePullJob(id) | JobWrite::DeleteChild { child: id, .. } => {
+            JobWrite::DeleteChild { child: id, .. } => {
                 let api = self.namespaced::<ImagePullJob>(&id);
-                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| WriteOutcome::Done)
+                object_write::delete(&api, &id.name, &id.uid.0, None).await.map(|()| WriteOutcome::Done)
             }
-            JobWrite::DeleteListJob(id) => {
-                let api = self.namespaced::<ImageListPullJob>(&id);
-                object_write::delete(&api, &id.name, &id.uid.0).await.map(|()| WriteOutcome::Done)
+            JobWrite::DeletePullJob(id, generation) => {
+                self.delete_expired(&self.namespaced::<ImagePullJob>(&id), &id, generation).await
+            }
+            JobWrite::DeleteListJob(id, generation) => {
+                self.delete_expired(&self.namespaced::<ImageListPullJob>(&id), &id, generation).await
             }
             JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
         }
+    }
+
+    /// Deletes a job after its TTL, if it has this generation.
+    async fn delete_expired<K>(
+        &self,
+        api: &Api<K>,
+        id: &ObjectId,
+        generation: i64,
+    ) -> Result<WriteOutcome, Error>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug,
+    {
+        object_write::delete_unedited(api, &id.name, &id.uid.0, generation).await.map(|()| WriteOutcome::Done)
     }
 
     /// Replaces the status of a job in the version that it has, if that has this generation. A write that comes too late

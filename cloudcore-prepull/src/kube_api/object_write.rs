@@ -116,14 +116,38 @@ fn patch_operations(target: PatchTarget, values: impl IntoIterator<Item = (&'sta
     Value::Array(operations)
 }
 
-/// Deletes the object at any version. Succeeds if it is gone already.
-pub(super) async fn delete<K>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
+/// Deletes the object if it still has this metadata.generation: it may have been edited while the deletion waited. Succeeds if it
+/// is gone already, or stays.
+pub(super) async fn delete_unedited<K>(
+    api: &Api<K>,
+    name: &str,
+    uid: &str,
+    generation: i64,
+) -> Result<(), Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    match read_metadata(api, name, uid).await? {
+        Some(found) if found.metadata.generation.unwrap_or_default() == generation => {
+            delete(api, name, uid, found.metadata.resource_version).await
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Deletes the object at this version, or at any. Succeeds if it is gone already.
+pub(super) async fn delete<K>(
+    api: &Api<K>,
+    name: &str,
+    uid: &str,
+    resource_version: Option<String>,
+) -> Result<(), Error>
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    let uid = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-    match api.delete(name, &DeleteParams::background().preconditions(uid)).await {
-        // A conflict: another object has the name by now.
+    let only = Preconditions { uid: Some(uid.to_owned()), resource_version };
+    match api.delete(name, &DeleteParams::background().preconditions(only)).await {
+        // A conflict: another object has the name by now, or it has changed.
         Err(error)
             if matches!(
                 WriteFailure::from_error(&error),

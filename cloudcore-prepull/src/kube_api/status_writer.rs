@@ -169,15 +169,17 @@ impl StatusWriter {
         }
     }
 
-    /// Deletes a job, unless that's under way. A failure is only logged; the controller asks again.
-    pub(crate) async fn delete(&self, job: &JobUid, name: &str) {
+    /// Deletes a job of this generation, unless that's under way. A job that was edited meanwhile stays. A failure is only
+    /// logged; the controller asks again.
+    pub(crate) async fn delete(&self, job: &JobUid, name: &str, generation: i64) {
         if !self.deleting.lock().insert(job.clone()) {
             return;
         }
-        let jobs = self.jobs();
+        let jobs = Api::<ImagePrePullJob>::all(self.client.clone());
         // It's never closed.
         let turn = self.deletions.acquire().await;
-        if let Err(error) = object_write::in_time(object_write::delete(&jobs, name, &job.0)).await {
+        let deletion = object_write::delete_unedited(&jobs, name, &job.0, generation);
+        if let Err(error) = object_write::in_time(deletion).await {
             self.refused.record_deletion(name, &error);
         }
         drop(turn);

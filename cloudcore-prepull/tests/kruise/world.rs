@@ -386,12 +386,22 @@ impl World {
                 }
                 _ => WriteOutcome::Gone,
             },
-            JobWrite::DeletePullJob(id) | JobWrite::DeleteChild { child: id, .. } => {
+            JobWrite::DeleteChild { child: id, .. } => {
                 self.delete_job(&id.name, Some(&id.uid.0));
                 WriteOutcome::Done
             }
-            JobWrite::DeleteListJob(id) => {
-                self.delete_list(&id.name, Some(&id.uid.0));
+            JobWrite::DeletePullJob(id, generation) => {
+                let found = self.pull_jobs.get(&id.name);
+                if found.is_some_and(|job| job.metadata.generation == Some(generation)) {
+                    self.delete_job(&id.name, Some(&id.uid.0));
+                }
+                WriteOutcome::Done
+            }
+            JobWrite::DeleteListJob(id, generation) => {
+                let found = self.list_jobs.get(&id.name);
+                if found.is_some_and(|list| list.metadata.generation == Some(generation)) {
+                    self.delete_list(&id.name, Some(&id.uid.0));
+                }
                 WriteOutcome::Done
             }
             JobWrite::CreateChild { list, name, spec } => {

@@ -92,7 +92,8 @@ pub(crate) struct Cloud {
     /// Events that the watches have not delivered yet: of jobs, and of nodes.
     pub(crate) watches: [VecDeque<Watched>; 2],
     pub(crate) writes: Vec<Write>,
-    pub(crate) deletes: Vec<JobUid>,
+    /// Deletions under way, each of a generation.
+    pub(crate) deletes: Vec<(JobUid, i64)>,
     /// The dispatches under way, and when each began.
     pub(crate) dispatches: Vec<(Dispatch, u64)>,
     pub(crate) recalls: VecDeque<Recall>,
@@ -377,10 +378,10 @@ impl World {
                 let stirred = self.cloud.stirred;
                 self.cloud.writes.push(Write { job, version, expected, content, stirred });
             }
-            Action::Delete { job, .. } => {
+            Action::Delete { job, generation, .. } => {
                 self.log(|| format!("  delete {job}"));
                 self.check.expires(&self.api, &job, self.now);
-                self.cloud.deletes.push(job);
+                self.cloud.deletes.push((job, generation));
             }
             Action::Forget(_) => {}
             Action::Recall { job, .. } => {

@@ -143,8 +143,11 @@ impl World {
 
     pub(crate) fn finish_delete(&mut self, which: usize) {
         if which < self.cloud.deletes.len() {
-            let job = self.cloud.deletes.remove(which);
-            self.delete_job(&job);
+            let (job, generation) = self.cloud.deletes.remove(which);
+            let found = self.api.jobs.get(&job);
+            if found.is_some_and(|stored| stored.object.metadata.generation == Some(generation)) {
+                self.delete_job(&job);
+            }
         }
     }
 

@@ -288,7 +288,8 @@ impl Controller {
         };
         if parked.delete_at.is_some_and(|due| due <= self.now) {
             parked.delete_at = self.now.checked_add(DELETE_RETRY).ok();
-            self.actions.push(Action::Delete { job: uid.clone(), name: parked.name.clone() });
+            let (job, name, generation) = (uid.clone(), parked.name.clone(), parked.generation);
+            self.actions.push(Action::Delete { job, name, generation });
         }
         let due = parked.delete_at;
         self.agenda.wake_at(uid, due);

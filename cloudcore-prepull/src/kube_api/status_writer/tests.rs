@@ -38,6 +38,23 @@ async fn a_refused_status_write_rereads_the_job() {
     }
 }
 
+#[tokio::test]
+async fn a_job_edited_meanwhile_isnt_deleted() {
+    for (generation, deletes) in [(1, true), (2, false)] {
+        let (client, requests) = client_answering(move |_| {
+            json!({
+                "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                "metadata": { "name": "a", "uid": "u", "generation": generation, "resourceVersion": "8" },
+            })
+        });
+        let writer = StatusWriter::new(client.clone(), Events::start(client));
+        writer.delete(&JobUid("u".to_owned()), "a", 1).await;
+        let requests = requests.lock().unwrap();
+        let deleted = requests.iter().any(|request| request.starts_with("DELETE"));
+        assert_eq!(deleted, deletes, "{requests:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn few_objects_are_written_at_a_time() {
     let begun = Arc::new(AtomicUsize::default());
@@ -61,7 +78,7 @@ async fn few_objects_are_written_at_a_time() {
     begun.store(0, Ordering::Relaxed);
     let jobs: Vec<_> = (0..2 * DELETIONS).map(|number| JobUid(number.to_string())).collect();
     // The controller asks twice.
-    let mut deletions = join_all(jobs.iter().chain(&jobs).map(|job| writer.delete(job, "a")));
+    let mut deletions = join_all(jobs.iter().chain(&jobs).map(|job| writer.delete(job, "a", 1)));
     for (seconds, expected) in [(29, DELETIONS), (2, 2 * DELETIONS)] {
         assert!(timeout(Duration::from_secs(seconds), &mut deletions).await.is_err());
         assert_eq!(begun.load(Ordering::Relaxed), expected);

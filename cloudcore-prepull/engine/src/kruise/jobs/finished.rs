@@ -15,6 +15,8 @@ const DELETE_RETRY: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct FinishedJob {
     id: ObjectId,
+    /// metadata.generation of the last spec.
+    generation: i64,
     /// `status.completionTime`
     completed: Timestamp,
     /// `ttlSecondsAfterFinished`
@@ -25,8 +27,8 @@ pub(super) struct FinishedJob {
 }
 
 impl FinishedJob {
-    pub(super) fn new(id: ObjectId, completed: Timestamp, ttl: Option<i32>) -> Self {
-        Self { id, completed, ttl, delete_requested: None, in_flight: false }
+    pub(super) fn new(id: ObjectId, generation: i64, completed: Timestamp, ttl: Option<i32>) -> Self {
+        Self { id, generation, completed, ttl, delete_requested: None, in_flight: false }
     }
 
     pub(super) fn id(&self) -> &ObjectId {
@@ -39,12 +41,12 @@ impl FinishedJob {
             Ok(job) => (K::completion_time(job.status()?)?, kind::ttl::<K>(job.spec())),
             Err(unreadable) => (unreadable.completion_time.as_ref()?, None),
         };
-        Some(Self::new(kind::id_of(object), completed.0, ttl))
+        Some(Self::new(kind::id_of(object), kind::generation_of(object), completed.0, ttl))
     }
 
-    /// Takes over `ttlSecondsAfterFinished`, which may be changed after the end.
-    pub(super) fn set_ttl(&mut self, ttl: Option<i32>) {
-        self.ttl = ttl;
+    /// Takes over an edit after the end: of `ttlSecondsAfterFinished`.
+    pub(super) fn take_spec(&mut self, generation: i64, ttl: Option<i32>) {
+        (self.generation, self.ttl) = (generation, ttl);
     }
 
     /// When to request the deletion; `None` without a TTL or with a request in flight.
@@ -59,13 +61,13 @@ impl FinishedJob {
         Some(retry.map_or(due, |retry| retry.max(due)))
     }
 
-    /// Begins the deletion if it is due. Returns what to delete.
-    pub(super) fn begin_delete_if_due(&mut self, now: Timestamp) -> Option<&ObjectId> {
+    /// Begins the deletion if it is due. Returns what to delete, and at which metadata.generation.
+    pub(super) fn begin_delete_if_due(&mut self, now: Timestamp) -> Option<(&ObjectId, i64)> {
         if self.delete_due().is_none_or(|due| due > now) {
             return None;
         }
         (self.delete_requested, self.in_flight) = (Some(now), true);
-        Some(&self.id)
+        Some((&self.id, self.generation))
     }
 
     /// Holds the deletion back until the write of the status that is in flight has ended.

@@ -107,10 +107,10 @@ pub enum JobWrite {
     PullJobStatus(ObjectId, i64, Box<ImagePullJobStatus>),
     /// The same for an ImageListPullJob.
     ListJobStatus(ObjectId, i64, Box<ImageListPullJobStatus>),
-    /// Delete an ImagePullJob after its `ttlSecondsAfterFinished`.
-    DeletePullJob(ObjectId),
-    /// Delete an ImageListPullJob after its `ttlSecondsAfterFinished`.
-    DeleteListJob(ObjectId),
+    /// Delete an ImagePullJob after its `ttlSecondsAfterFinished`, unless its metadata.generation is another one than this.
+    DeletePullJob(ObjectId, i64),
+    /// The same for an ImageListPullJob.
+    DeleteListJob(ObjectId, i64),
     /// Create an ImagePullJob that the list owns.
     CreateChild {
         /// The list.
@@ -147,8 +147,8 @@ impl JobWrite {
     /// What is written.
     pub fn target(&self) -> WriteTarget {
         match self {
-            Self::PullJobStatus(id, ..) | Self::DeletePullJob(id) => WriteTarget::PullJob(id.uid.clone()),
-            Self::ListJobStatus(id, ..) | Self::DeleteListJob(id) => WriteTarget::ListJob(id.uid.clone()),
+            Self::PullJobStatus(id, ..) | Self::DeletePullJob(id, _) => WriteTarget::PullJob(id.uid.clone()),
+            Self::ListJobStatus(id, ..) | Self::DeleteListJob(id, _) => WriteTarget::ListJob(id.uid.clone()),
             Self::CreateChild { list, spec, .. } | Self::UpdateChild { list, spec, .. } => {
                 WriteTarget::Child(list.uid.clone(), spec.image.clone())
             }

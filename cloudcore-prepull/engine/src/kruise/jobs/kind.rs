@@ -34,7 +34,7 @@ pub(super) trait JobKind {
     /// The status of a job with a refused spec: nothing but its start and the reason.
     fn refused(start_time: Option<Time>, reason: &str) -> Self::Status;
     fn write_status(id: &ObjectId, generation: i64, status: Self::Status) -> Action;
-    fn delete(id: &ObjectId) -> Action;
+    fn delete(id: &ObjectId, generation: i64) -> Action;
 }
 
 /// The fields have the same names and types in both kinds; only the types around them differ.
@@ -85,8 +85,8 @@ macro_rules! job_kind {
                 Action::Write(JobWrite::$write(id.clone(), generation, Box::new(status)))
             }
 
-            fn delete(id: &ObjectId) -> Action {
-                Action::Write(JobWrite::$delete(id.clone()))
+            fn delete(id: &ObjectId, generation: i64) -> Action {
+                Action::Write(JobWrite::$delete(id.clone(), generation))
             }
         }
     };

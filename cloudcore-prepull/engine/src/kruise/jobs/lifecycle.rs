@@ -147,7 +147,8 @@ impl<K: JobKind> Lifecycle<K> {
         }
         let end = self.end.as_ref().filter(|end| self.stored.as_ref() == Some(*end))?;
         let completed = K::completion_time(end)?.0;
-        Some(FinishedJob::new(self.id.clone(), completed, self.spec.as_ref().and_then(kind::ttl::<K>)))
+        let ttl = self.spec.as_ref().and_then(kind::ttl::<K>);
+        Some(FinishedJob::new(self.id.clone(), self.generation, completed, ttl))
     }
 
     pub(super) fn is_write_in_flight(&self) -> bool {

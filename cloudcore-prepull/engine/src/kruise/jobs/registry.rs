@@ -88,7 +88,7 @@ impl<R: RunningJob> JobRegistry<R> {
         }
         if let Some(finished) = self.finished.get_mut(&uid) {
             if let Some(job) = readable {
-                finished.set_ttl(kind::ttl::<R::Kind>(job.spec()));
+                finished.take_spec(kind::generation_of(object), kind::ttl::<R::Kind>(job.spec()));
                 self.agenda.mark(&uid);
             }
             return RegistryVerdict::Ignore;
@@ -148,8 +148,8 @@ impl<R: RunningJob> JobRegistry<R> {
     /// Deletes a finished job if its time to live has passed.
     pub(super) fn delete_if_due(&mut self, uid: &JobUid, fx: &mut Effects<'_>) {
         let Some(finished) = self.finished.get_mut(uid) else { return };
-        if let Some(id) = finished.begin_delete_if_due(fx.now) {
-            fx.emit(R::Kind::delete(id));
+        if let Some((id, generation)) = finished.begin_delete_if_due(fx.now) {
+            fx.emit(R::Kind::delete(id, generation));
         }
         self.agenda.wake_at(uid, finished.delete_due());
     }

@@ -151,12 +151,14 @@ pub enum Action {
         /// The content to write.
         content: Content,
     },
-    /// Delete a job.
+    /// Delete a job, unless it was edited meanwhile.
     Delete {
         /// The job, and never another one of the same name.
         job: JobUid,
         /// The name of the job.
         name: String,
+        /// Its metadata.generation, as far as the controller knows.
+        generation: i64,
     },
     /// Forget the job, which is gone or has been over for long: nothing more is written for it.
     Forget(JobUid),

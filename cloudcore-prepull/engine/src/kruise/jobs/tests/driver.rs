@@ -218,8 +218,8 @@ impl Driver {
                 }
                 list.status = Some(*status);
             }
-            JobWrite::DeletePullJob(id) => self.delete(&id.name),
-            JobWrite::DeleteListJob(_) => {}
+            JobWrite::DeletePullJob(id, ..) => self.delete(&id.name),
+            JobWrite::DeleteListJob(..) => {}
             JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec),
             JobWrite::UpdateChild { child, version, spec, .. } => {
                 let mut job = self.api[&child.name].clone();

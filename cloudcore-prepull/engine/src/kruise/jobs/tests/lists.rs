@@ -105,7 +105,7 @@ fn a_list_ends_with_its_children() {
     assert!(
         matches!(
             d.log[..],
-            [Action::Write(JobWrite::DeleteListJob(_)), Action::Write(JobWrite::DeleteListJob(_))]
+            [Action::Write(JobWrite::DeleteListJob(..)), Action::Write(JobWrite::DeleteListJob(..))]
         ),
         "{:?}",
         d.log

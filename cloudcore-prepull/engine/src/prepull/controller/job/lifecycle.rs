@@ -352,7 +352,7 @@ impl PrepullJob {
         if self.delete_due().is_some_and(|due| due <= effects.now) {
             self.course.note_deletion(effects.now);
             let (job, name) = (self.events.uid().clone(), self.events.name().to_owned());
-            effects.emit(Action::Delete { job, name });
+            effects.emit(Action::Delete { job, name, generation: self.spec.generation() });
         }
     }
 }

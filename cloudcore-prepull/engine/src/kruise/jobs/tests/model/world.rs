@@ -233,16 +233,18 @@ impl World {
                 }
                 list.status = Some(*status);
             }
-            JobWrite::DeletePullJob(id) => {
-                if !self.api.contains_key(&id.uid) {
-                    return WriteOutcome::Gone;
+            JobWrite::DeletePullJob(id, generation) => {
+                let Some(job) = self.api.get(&id.uid) else { return WriteOutcome::Gone };
+                if job.metadata.generation == Some(generation) {
+                    self.delete_job(&id.uid);
                 }
-                self.delete_job(&id.uid);
             }
-            JobWrite::DeleteListJob(id) => {
-                if self.lists.remove(&id.uid).is_none() {
-                    return WriteOutcome::Gone;
+            JobWrite::DeleteListJob(id, generation) => {
+                let Some(list) = self.lists.get(&id.uid) else { return WriteOutcome::Gone };
+                if list.metadata.generation != Some(generation) {
+                    return WriteOutcome::Done;
                 }
+                self.lists.remove(&id.uid);
                 self.input(Input::ListJobGone(id.uid.clone()));
                 self.collect(&id.uid);
             }
