@@ -3,7 +3,7 @@
 //! - An image holds no permit to pull between two attempts, or while it's being flushed.
 //! - A task requests no more permits than the node has, so that a long task doesn't starve a short one.
 //! - The deadline is enforced here, by the monotonic clock. Pulls in progress are dropped, which stops them in the
-//!   runtime as well.
+//!   runtime as well. The removal of an image that has begun is awaited.
 
 mod board;
 mod clearing;
@@ -24,6 +24,7 @@ mod window;
 
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -151,7 +152,8 @@ impl<P: Puller> Executor<P> {
         keep_tidy(&self.images, &self.limits, kept).await
     }
 
-    /// Runs one task, until its deadline at the latest. Dropping the future stops the pulls.
+    /// Runs one task, until its deadline, or until the image that is being removed by then is gone. Dropping the future stops
+    /// the pulls.
     pub async fn run(
         &self,
         execution: Execution,
@@ -168,7 +170,7 @@ impl<P: Puller> Executor<P> {
         let DownloadTerms { max_rate, site_rate, .. } = *execution.terms.download;
         let (bucket, site) = (Bucket::new(max_rate), Bucket::new(site_rate));
         let ending = {
-            let carry_out = async {
+            let mut carry_out = pin!(async {
                 if check.is_none() {
                     let open = open_images(&execution).map(|(_, image)| image);
                     if !execution.task.checks.is_empty() && !self.images.needs_no_link(open).await {
@@ -197,17 +199,21 @@ impl<P: Puller> Executor<P> {
                     };
                     self.pull_images(&execution, context, &updates).await;
                 }
-            };
-            tokio::select! {
+            });
+            let ending = tokio::select! {
                 // Biased: a task that ends at the very moment of the deadline has ended.
                 biased;
-                () = carry_out => ExecutionEnd::Completed,
+                () = &mut carry_out => ExecutionEnd::Completed,
                 reason = wait_for_stop(control.clone()) => ExecutionEnd::Stopped(reason),
                 () = wait_for_deadline(control.clone(), clock) => ExecutionEnd::DeadlineExceeded,
                 never = announce_waits(control.clone(), &board, clock) => match never {},
                 never = follow_rates(control.clone(), &bucket, &site) => match never {},
                 never = send_progress(&self.pace, &board, &updates) => match never {},
+            };
+            if !matches!(ending, ExecutionEnd::Completed) {
+                removals.finish(carry_out).await;
             }
+            ending
         };
         let end = conclude(&execution, ending, check, trouble.as_ref(), (&board, &removals));
         self.let_go(task);

@@ -81,8 +81,10 @@ pub(crate) struct FakePullerState {
     pub(crate) removable: u64,
     /// Images that can be removed.
     pub(crate) held: Vec<HeldImage>,
-    /// Errors for the next removals.
+    /// Errors for the next removals that the caller agrees to.
     pub(crate) removal_errors: Vec<PullError>,
+    /// Time from the end of an image to the answer.
+    pub(crate) removal_answer: Duration,
     /// Pinned references, each with the job that wants it.
     pub(crate) pins: Vec<(String, JobUid)>,
     /// Warning for each pulled image.
@@ -241,15 +243,21 @@ impl Puller for Fake {
         agrees: impl FnOnce(&[HeldImage]) -> bool + Send,
     ) -> Result<Removed, PullError> {
         sleep(Duration::from_secs(1)).await;
-        let mut state = self.state.lock().unwrap();
-        if let Some(error) = state.removal_errors.pop() {
-            return Err(error);
-        }
-        let Some(at) = state.held.iter().position(|image| image.id == id) else { return Ok(Removed::Absent) };
-        if !agrees(&state.held) {
-            return Ok(Removed::Declined);
-        }
-        Ok(Removed::Freed(state.held.remove(at).size))
+        let (freed, answer) = {
+            let mut state = self.state.lock().unwrap();
+            let Some(at) = state.held.iter().position(|image| image.id == id) else {
+                return Ok(Removed::Absent);
+            };
+            if !agrees(&state.held) {
+                return Ok(Removed::Declined);
+            }
+            if let Some(error) = state.removal_errors.pop() {
+                return Err(error);
+            }
+            (state.held.remove(at).size, state.removal_answer)
+        };
+        sleep(answer).await;
+        Ok(Removed::Freed(freed))
     }
 
     async fn watch_disk(&self) -> DiskWatch {

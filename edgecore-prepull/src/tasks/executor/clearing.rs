@@ -1,12 +1,12 @@
 //! The removal of images: chosen once, recorded, and then carried out image by image.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult, TaskOutcome};
 use prepull_api::wire::truncate_reason;
 use tokio::sync::{mpsc, watch};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::control::{TaskControl, wait_for_change};
 use super::image::{FIRST_BACKOFF, ImagePulls, LAST_BACKOFF};
@@ -22,23 +22,77 @@ use crate::tasks::removal::{
 
 /// Retries after an error other than an absent runtime, as for the checks: it's a problem of the node.
 const RETRIES: u32 = 3;
+/// How long a stop or a deadline waits for the image that the runtime is removing. A request to the runtime has 30 s, and as
+/// long again is for the look at what is left.
+const LAST_IMAGE: Duration = Duration::from_secs(60);
 
-/// How far the removal of a task has come; `None` before its images are chosen.
+/// How far the removal of a task has come.
 #[derive(Debug)]
-pub(super) struct RemovalBoard(Mutex<Option<RemovalRecord>>);
+pub(super) struct RemovalBoard(Mutex<RemovalCourse>);
+
+#[derive(Debug, Default)]
+struct RemovalCourse {
+    /// `None` before the images are chosen.
+    record: Option<RemovalRecord>,
+    /// Whether the runtime was asked to remove the first image without an end.
+    has_begun: bool,
+    /// Whether no further image may go.
+    is_stopping: bool,
+}
 
 impl RemovalBoard {
     /// A board with what was recorded before a restart.
     pub(super) fn new(recorded: Option<RemovalRecord>) -> Self {
-        Self(Mutex::new(recorded))
+        Self(Mutex::new(RemovalCourse { record: recorded, ..RemovalCourse::default() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RemovalCourse> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self) -> Option<RemovalRecord> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().record.clone()
     }
 
+    /// Takes a record in which each image has an end, or hasn't begun to go.
     fn set(&self, record: RemovalRecord) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        let mut course = self.lock();
+        (course.record, course.has_begun) = (Some(record), false);
+    }
+
+    /// Notes that the runtime removes an image from now on. Returns whether it may.
+    fn begin(&self) -> bool {
+        let mut course = self.lock();
+        course.has_begun |= !course.is_stopping;
+        !course.is_stopping
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.lock().is_stopping
+    }
+
+    /// Lets no further image go, and continues the removal until the one that has begun to go has ended: without the request
+    /// the runtime may stop between two of its names, and we wouldn't learn what it has freed.
+    pub(super) async fn finish(&self, carry_out: impl Future<Output = ()>) {
+        {
+            let mut course = self.lock();
+            course.is_stopping = true;
+            if !course.has_begun {
+                return;
+            }
+        }
+        let answered = timeout(LAST_IMAGE, carry_out).await;
+        let mut course = self.lock();
+        if answered.is_ok() || !course.has_begun {
+            return;
+        }
+        let mut planned = course.record.iter_mut().flat_map(|record| &mut record.planned);
+        if let Some(planned) = planned.find(|planned| planned.end.is_none()) {
+            let text =
+                format!("the container runtime did not remove it within {LAST_IMAGE:?}, and still may");
+            let error = PullError::new(ErrorClass::RuntimeDown, text);
+            planned.end = Some(failed_removal(&planned.image, &error));
+        }
     }
 
     /// The result as it is now.
@@ -84,10 +138,13 @@ pub(super) async fn remove_images<P: Puller>(
         if planned.end.is_some() {
             continue;
         }
+        if board.is_stopping() {
+            return;
+        }
         wait_until(true, control.clone(), &images.clock).await;
         let mut patience = RetryPatience::default();
         let end = loop {
-            match remove_one(images, execution, removal, planned).await {
+            match remove_one(images, execution, removal, board, planned).await {
                 Ok(end) => break end,
                 Err(error) if !patience.wait(&error).await => break failed_removal(&planned.image, &error),
                 Err(_) => {}
@@ -129,6 +186,7 @@ async fn remove_one<P: Puller>(
     images: &ImagePulls<P>,
     execution: &Execution,
     removal: &Removal,
+    board: &RemovalBoard,
     planned: &PlannedRemoval,
 ) -> Result<ImageRemoval, PullError> {
     let PlannedRemoval { id, names, image, bytes, end: _ } = planned;
@@ -142,6 +200,9 @@ async fn remove_one<P: Puller>(
     let agrees = |held: &[HeldImage]| {
         let now = time_by_both(&images.clock);
         stays = stays_by_now(removal, NodeHoldings { held, wanted: &wanted, now }, planned);
+        if stays.is_none() && !board.begin() {
+            stays = Some(kept_image(image, KeepCode::Stopped, String::new()));
+        }
         stays.is_none()
     };
     let ended = images.puller.remove(id, agrees).await?;

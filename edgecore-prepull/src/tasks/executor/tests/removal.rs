@@ -189,6 +189,67 @@ async fn a_stopped_removal_keeps_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stop_awaits_the_image_that_is_going() {
+    for (answer, outcome, freed, took) in
+        [(20, RemovalOutcome::Removed, 7, 21), (100, RemovalOutcome::Failed, 0, 62)]
+    {
+        let fake = Fake::new();
+        {
+            let mut state = fake.state.lock().unwrap();
+            state.held = vec![held("a", None), held("b", None)];
+            state.removal_answer = Duration::from_secs(answer);
+        }
+        let begun = Instant::now();
+        let run = start(&executor(&fake), removal(&["a", "b"], None));
+        run.control.send_modify(|control| control.may_remove = true);
+        // It's gone after a second.
+        sleep(Duration::from_secs(2)).await;
+        run.control.send_modify(|control| control.stop = Some("cancelled".to_owned()));
+        let end = run.end.await.unwrap();
+        assert_eq!((end.outcome, begun.elapsed().as_secs()), (TaskOutcome::Cancelled, took));
+        let rest = ("r.io/b:1", RemovalOutcome::Kept, Some(KeepCode::Stopped));
+        assert_eq!(images(&end), [("r.io/a:1", outcome, None), rest]);
+        assert_eq!(end.removal.unwrap().freed_bytes, freed);
+        assert_eq!(fake.state.lock().unwrap().held.len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_awaits_the_image_that_is_going() {
+    let fake = Fake::new();
+    {
+        let mut state = fake.state.lock().unwrap();
+        state.held = vec![held("a", None), held("b", None)];
+        state.removal_answer = Duration::from_secs(20);
+    }
+    let mut execution = removal(&["a", "b"], None);
+    execution.terms.deadline = (Instant::now() + Duration::from_secs(2)).into_std();
+    let run = start(&executor(&fake), execution);
+    run.control.send_modify(|control| control.may_remove = true);
+    let end = run.end.await.unwrap();
+    assert_eq!(end.outcome, TaskOutcome::DeadlineExceeded);
+    assert_eq!(end.reason, "the deadline passed; 1 images were removed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_removal_is_not_tried_again() {
+    let fake = Fake::new();
+    {
+        let mut state = fake.state.lock().unwrap();
+        state.held = vec![held("a", None)];
+        state.removal_errors = vec![PullError::new(ErrorClass::Transient, "EOF")];
+    }
+    let run = start(&executor(&fake), removal(&["a"], None));
+    run.control.send_modify(|control| control.may_remove = true);
+    sleep(Duration::from_millis(1500)).await;
+    run.control.send_modify(|control| control.stop = Some("cancelled".to_owned()));
+    let end = run.end.await.unwrap();
+    // The runtime might have removed it nevertheless, so we look.
+    assert_eq!(images(&end), [("r.io/a:1", RemovalOutcome::Kept, Some(KeepCode::Stopped))]);
+    assert_eq!(fake.state.lock().unwrap().held.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_removal_waits_for_its_window() {
     set_clock("00:00:00");
     let fake = Fake::new();
