@@ -191,7 +191,7 @@ async fn remove_one<P: Puller>(
 ) -> Result<ImageRemoval, PullError> {
     let PlannedRemoval { id, names, image, bytes, end: _ } = planned;
     // Before the runtime is asked what it has: none of its names moves to another image until this one is gone.
-    let guards: Option<Vec<_>> = names.iter().map(|name| images.try_lock(name)).collect();
+    let guards = images.try_lock_all(names);
     if guards.is_none() {
         return Ok(kept_image(image, KeepCode::Wanted, String::new()));
     }

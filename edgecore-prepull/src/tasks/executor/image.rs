@@ -269,14 +269,14 @@ impl<P: Puller> ImagePulls<P> {
         }
     }
 
-    /// Keeps pulls of this reference waiting. `None` if one is running.
-    pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
-        self.locks.try_lock(reference)
+    /// Keeps pulls of these names waiting. `None` if one is running.
+    pub(super) fn try_lock_all(&self, names: &[String]) -> Option<Vec<ReferenceGuard>> {
+        self.locks.try_lock_all(names)
     }
 
     /// Keeps tasks of the node waiting for an image that's removed to make room, unless one wants it.
     pub(super) fn reserve(&self, names: &[String]) -> Option<Reservation> {
-        let guards: Vec<_> = names.iter().map(|name| self.try_lock(name)).collect::<Option<_>>()?;
+        let guards = self.try_lock_all(names)?;
         (!self.wanted.has_any(names)).then(|| Box::new(guards) as Reservation)
     }
 

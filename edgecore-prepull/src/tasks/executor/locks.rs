@@ -1,5 +1,6 @@
 //! Locks by image reference: one pull of a reference at a time, over all tasks of the node.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use prepull_api::image::listed_name;
@@ -32,6 +33,13 @@ impl ReferenceLocks {
     /// Returns `None` if a pull of the reference is running.
     pub(super) fn try_lock(&self, reference: &str) -> Option<ReferenceGuard> {
         self.0.shared_value(&listed_name(reference)).try_lock_owned().ok()
+    }
+
+    /// Returns `None` if a pull of one of the names is running.
+    pub(super) fn try_lock_all(&self, names: &[String]) -> Option<Vec<ReferenceGuard>> {
+        // A runtime may list one name twice, and the second one would be locked by ourselves.
+        let names: BTreeSet<_> = names.iter().map(|name| listed_name(name)).collect();
+        names.iter().map(|name| self.try_lock(name)).collect()
     }
 }
 

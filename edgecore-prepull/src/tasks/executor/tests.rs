@@ -467,9 +467,9 @@ async fn a_wanted_image_makes_no_room() {
     executor.hold(&execution(vec![always("wanted")]).task);
     assert!(reserve(&wanted).is_none(), "a task has come");
     let reserved = reserve(&pulled).unwrap();
-    assert!(executor.images.try_lock("pulled").is_none(), "a pull waits for the removal");
+    assert!(executor.images.try_lock_all(&pulled).is_none(), "a pull waits for the removal");
     drop(reserved);
-    let _pulls = executor.images.try_lock("pulled").unwrap();
+    let _pulls = executor.images.try_lock_all(&pulled).unwrap();
     assert!(reserve(&pulled).is_none());
 }
 

@@ -175,6 +175,22 @@ async fn a_name_that_came_since_keeps_an_image() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_image_with_a_doubled_name_goes() {
+    let fake = Fake::new();
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let of_digest = [format!("r.io/a:1@{digest}"), format!("r.io/a@{digest}")];
+    for names in [[reference("a"), reference("a")], of_digest] {
+        let image = HeldImage { names: names.to_vec(), ..held("a", None) };
+        assert!(executor(&fake).images.reserve(&image.names).is_some(), "it may go to make room");
+        fake.state.lock().unwrap().held = vec![image];
+        let mut execution = removal(&["a"], None);
+        execution.task.removal.as_mut().unwrap().images.push(format!("r.io/a@{digest}"));
+        let end = ends(start(&executor(&fake), execution)).await;
+        assert_eq!(end.removal.unwrap().removed, 1, "{names:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stopped_removal_keeps_the_rest() {
     let fake = Fake::new();
     fake.state.lock().unwrap().held = vec![held("a", None), held("b", None)];
