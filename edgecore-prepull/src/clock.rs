@@ -14,6 +14,8 @@ use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 
+use crate::boot::BootTime;
+
 /// The time of a clock that isn't set. Boards without a battery boot in 1970.
 const UNKNOWN: SystemTime = UNIX_EPOCH;
 /// November 2026, when this was written: the lower bound for the current time if the build doesn't record its own.
@@ -33,12 +35,31 @@ pub(crate) const FIRST_KNOWN: Timestamp = Timestamp::constant(365 * 24 * 3600, 0
 
 /// The cloud's time as of the last session, or this machine's own time before the first one.
 #[derive(Debug, Default)]
-pub(crate) struct CloudClock(Mutex<Option<(Instant, Duration)>>);
+pub(crate) struct CloudClock(Mutex<Option<CloudTime>>);
+
+/// The cloud's time at one moment.
+#[derive(Clone, Copy, Debug)]
+struct CloudTime {
+    /// Since 1970.
+    time: Duration,
+    at: Instant,
+    /// The same moment by a clock that goes on while the machine sleeps.
+    boot: Option<BootTime>,
+}
+
+impl CloudTime {
+    /// The time since 1970, at this moment of the boot.
+    fn now(self, boot: Option<BootTime>) -> Duration {
+        let since_boot = boot.zip(self.boot).and_then(|(now, then)| now.elapsed_since(then));
+        self.time + self.at.elapsed().max(since_boot.unwrap_or_default())
+    }
+}
 
 impl CloudClock {
     /// Sets the time since 1970.
     pub(crate) fn set(&self, now: Duration) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), now));
+        let time = CloudTime { time: now, at: Instant::now(), boot: BootTime::now() };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
     }
 
     /// The time since 1970, or a lower bound of it.
@@ -58,7 +79,7 @@ impl CloudClock {
 
     fn of_cloud(&self) -> Option<Duration> {
         let cloud = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        cloud.map(|(at, then)| then + at.elapsed())
+        cloud.map(|cloud| cloud.now(BootTime::now()))
     }
 }
 
@@ -130,6 +151,17 @@ mod tests {
         clock.set(early);
         assert!((40_000_000..40_000_010).contains(&clock.now().as_secs()));
         assert!(clock.is_known() && clock.wall() >= UNIX_EPOCH + early, "the cloud's time wins");
+    }
+
+    #[test]
+    fn time_passes_while_the_machine_sleeps() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        let boot = |id, hours: u64| Some(BootTime { id, millis: hours * 3_600_000 });
+        let at_two = CloudTime { time: hours(2), at: Instant::now(), boot: boot(1, 10) };
+        let hour = |boot| at_two.now(boot).as_secs() / 3600;
+        assert_eq!(hour(boot(1, 17)), 9);
+        assert_eq!([boot(1, 10), boot(2, 17), None].map(hour), [2; 3], "the other clock counts");
+        assert_eq!(CloudTime { boot: None, ..at_two }.now(boot(1, 17)).as_secs(), 2 * 3600);
     }
 
     #[test]
