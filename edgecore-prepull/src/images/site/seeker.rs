@@ -34,7 +34,8 @@ pub(crate) struct Sought<'a> {
     pub(crate) done: u64,
     /// Whether the site has a limit, so that the pull must not help itself just because the cloud is silent.
     pub(crate) site_limited: bool,
-    /// When the pull fails. After half of the time until then it helps itself.
+    /// When the pull fails. After half of the time from now until then it helps itself. From the beginning of the task, a blob
+    /// that is sought in its second half would be late before its first byte.
     pub(crate) deadline: Option<Instant>,
 }
 
