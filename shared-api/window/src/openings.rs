@@ -6,13 +6,17 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use prepull_api::download::Window;
 
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, Span};
 
 /// How far an opening is looked for. Windows recur weekly; those of two zones that never meet within five weeks may do
 /// so in another part of the year, for which no node is to wait.
-pub const HORIZON: Duration = Duration::from_secs(5 * 7 * 24 * 3600);
+pub const HORIZON: Duration = Duration::from_secs(HORIZON_WEEKS as u64 * 7 * 24 * 3600);
+const HORIZON_WEEKS: u32 = 5;
 /// Beyond this many weeks we extrapolate open time from the weeks before: such a deadline needn't be exact to the minute.
 const EXACT_WEEKS: u32 = 53;
+/// Beyond this many openings as well: those of two windows in a year, or of 16 in nine weeks. A box may send 16 windows of a
+/// second each, many times a second, and thousands of them make up the time of one task.
+const EXACT_OPENINGS: usize = 1024;
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// When downloads may run: at any time, or where all schedules are open.
@@ -76,15 +80,7 @@ impl Openings {
 
     /// When downloads may run next: this moment if they may now. `None` if that is not before [`HORIZON`].
     pub fn next_open(&self, from: Timestamp) -> Option<Timestamp> {
-        let end = add_saturating(from, HORIZON);
-        let mut at = from;
-        while at < end {
-            match self.state_at(at) {
-                WindowState { is_open: true, .. } => return Some(at),
-                WindowState { is_open: false, until } => at = until?,
-            }
-        }
-        None
+        weeks_from(from, HORIZON_WEEKS).find_map(|week| Some(self.open_within(week).first()?.start))
     }
 
     /// How much of the time between two moments downloads could run.
@@ -92,46 +88,85 @@ impl Openings {
         if self.is_always() {
             return time_between(from, to);
         }
-        if time_between(from, to) > WEEK * EXACT_WEEKS {
-            let week = self.open_between(from, add_saturating(from, WEEK));
-            let weeks = time_between(from, to).as_secs() / WEEK.as_secs();
-            return week.saturating_mul(u32::try_from(weeks).unwrap_or(u32::MAX));
+        let passed = time_between(from, to);
+        let weeks = u32::try_from(passed.as_secs() / WEEK.as_secs()).unwrap_or(u32::MAX);
+        if passed > WEEK * EXACT_WEEKS {
+            return self.open_between(from, add_saturating(from, WEEK)).saturating_mul(weeks);
         }
-        let (mut at, mut sum) = (from, Duration::ZERO);
-        while at < to {
-            let WindowState { is_open, until } = self.state_at(at);
-            let end = until.unwrap_or(to).min(to);
-            if is_open {
-                sum += time_between(at, end);
-            }
-            at = end;
-        }
-        sum
+        let until_then = |week: Span| Span { end: week.end.min(to), ..week };
+        let open = |week| self.open_within(until_then(week)).into_iter().map(length).sum::<Duration>();
+        weeks_from(from, weeks + 1).map(open).sum()
     }
 
     /// The moment by which downloads could run for this long. Where no window opens before [`HORIZON`] that much later:
-    /// no task should wait for ever.
+    /// no task should wait for ever. An estimate beyond `EXACT_WEEKS` and `EXACT_OPENINGS`.
     pub fn after_open_time(&self, from: Timestamp, open: Duration) -> Timestamp {
+        self.after_open_time_until(from, open, Timestamp::MAX)
+    }
+
+    /// The same, but no later than `latest`: what lies beyond is not walked.
+    pub fn after_open_time_until(&self, from: Timestamp, open: Duration, latest: Timestamp) -> Timestamp {
         if self.is_always() {
-            return add_saturating(from, open);
+            return add_saturating(from, open).min(latest);
         }
-        let exact = add_saturating(from, WEEK * EXACT_WEEKS);
-        let (mut at, mut left) = (from, open);
-        loop {
-            let Some(opens) = self.next_open(at) else { return add_saturating(at, HORIZON) };
-            if opens >= exact {
-                // As much again in each further time of that length. It was open at least once, so this is not zero.
-                let so_far = open.saturating_sub(left).as_nanos().max(1);
-                let times = u32::try_from(left.as_nanos() / so_far).unwrap_or(u32::MAX);
-                return add_saturating(opens, (WEEK * EXACT_WEEKS).saturating_mul(times.saturating_add(1)));
-            }
-            let closes = self.state_at(opens).until.unwrap_or(Timestamp::MAX);
-            let length = time_between(opens, closes);
-            if left <= length {
-                return add_saturating(opens, left);
-            }
-            (at, left) = (closes, left.saturating_sub(length));
+        let exact = self.exact_weeks();
+        match u32::try_from(time_between(from, latest).as_secs() / WEEK.as_secs() + 1) {
+            Ok(weeks) if weeks <= exact => self.walk(from, open, weeks).unwrap_or(latest).min(latest),
+            _ => self.walk_on(from, open, exact).min(latest),
         }
+    }
+
+    /// Walks these weeks, which are more than five, and goes on by an estimate.
+    fn walk_on(&self, from: Timestamp, open: Duration, weeks: u32) -> Timestamp {
+        let left = match self.walk(from, open, weeks) {
+            Ok(end) => return end,
+            Err(left) => left.as_nanos(),
+        };
+        // As much again in each further time of that length, since windows recur weekly: only changes of an offset shift them.
+        // It was open at least once, so this is not zero. The last of these times is walked again, for the hour of the end.
+        let so_far = open.as_nanos().saturating_sub(left).max(1);
+        let times = left.saturating_sub(1) / so_far;
+        let rest = u64::try_from(left - times * so_far).map_or(Duration::MAX, Duration::from_nanos);
+        let times = u32::try_from(times).unwrap_or(u32::MAX).saturating_add(1);
+        let later = add_saturating(from, (WEEK * weeks).saturating_mul(times));
+        self.walk(later, rest, weeks).unwrap_or_else(|_| add_saturating(later, WEEK * weeks))
+    }
+
+    /// The moment by which it was open for this long, or that lies [`HORIZON`] after the last closing. If neither comes
+    /// within these weeks, the time that's left then.
+    fn walk(&self, from: Timestamp, open: Duration, weeks: u32) -> Result<Timestamp, Duration> {
+        let (mut left, mut latest) = (open, add_saturating(from, HORIZON));
+        for week in weeks_from(from, weeks) {
+            for span in self.open_within(week) {
+                if span.start >= latest {
+                    return Ok(latest);
+                }
+                if left <= length(span) {
+                    return Ok(add_saturating(span.start, left));
+                }
+                left -= length(span);
+                latest = add_saturating(span.end, HORIZON);
+            }
+            if week.end >= latest {
+                return Ok(latest);
+            }
+        }
+        Err(left)
+    }
+
+    /// The number of weeks in which a walk is exact.
+    fn exact_weeks(&self) -> u32 {
+        let windows: usize = self.schedules.iter().map(Schedule::window_count).sum();
+        let weeks = u32::try_from(EXACT_OPENINGS / (7 * windows).max(1)).unwrap_or(EXACT_WEEKS);
+        weeks.clamp(HORIZON_WEEKS + 1, EXACT_WEEKS)
+    }
+
+    /// The parts of this time in which all schedules are open.
+    fn open_within(&self, time: Span) -> Vec<Span> {
+        let common = |open: Vec<Span>, schedule: &Schedule| {
+            intersect(&open, &schedule.open_spans(time.start, time.end).collect::<Vec<_>>())
+        };
+        self.schedules.iter().fold(vec![time], common)
     }
 
     /// A sentence for a person about the next time that downloads may run. `None` while they may.
@@ -157,6 +192,34 @@ impl Openings {
             civil.strftime("%a %-d %b")
         ))
     }
+}
+
+/// Weeks one after another.
+fn weeks_from(from: Timestamp, weeks: u32) -> impl Iterator<Item = Span> {
+    let begin = move |week: u32| add_saturating(from, WEEK * week);
+    (0..weeks).map(move |week| Span { start: begin(week), end: begin(week + 1) })
+}
+
+/// What two lists have in common. Each is in its order and without overlaps.
+fn intersect(one: &[Span], other: &[Span]) -> Vec<Span> {
+    let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
+    let mut common = Vec::new();
+    while let (Some(a), Some(b)) = (one.peek(), other.peek()) {
+        let span = Span { start: a.start.max(b.start), end: a.end.min(b.end) };
+        if span.start < span.end {
+            common.push(span);
+        }
+        if a.end < b.end {
+            one.next()
+        } else {
+            other.next()
+        };
+    }
+    common
+}
+
+fn length(span: Span) -> Duration {
+    time_between(span.start, span.end)
 }
 
 /// The time that has passed since `from`; none if the clock was set back.

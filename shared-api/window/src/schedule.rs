@@ -34,16 +34,23 @@ struct Recurring {
 
 /// One time in which windows are open without a break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
-    start: Timestamp,
-    end: Timestamp,
+pub(crate) struct Span {
+    pub(crate) start: Timestamp,
+    pub(crate) end: Timestamp,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Openings that were looked up in the database of time zones: what a walk costs.
+    pub(crate) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 impl Schedule {
     /// `node_zone`: the zone of windows that name none. Unknown ones count as UTC there.
     pub(crate) fn new(windows: &[Window], delay: Duration, node_zone: Option<&str>) -> Self {
-        let mut schedule =
-            Self { windows: Vec::with_capacity(windows.len()), delay: to_signed(delay), unknown: None };
+        // Windows that have a break at all have one each week, so no longer delay leaves them open.
+        let delay = to_signed(delay).min(LOOK_AHEAD);
+        let mut schedule = Self { windows: Vec::with_capacity(windows.len()), delay, unknown: None };
         for window in windows {
             let zone = match &window.time_zone {
                 Zone::Node => node_zone.and_then(zones::find_zone).unwrap_or(TimeZone::UTC),
@@ -74,25 +81,36 @@ impl Schedule {
 
     /// The state, if a window is open or opens within this time.
     fn state_within(&self, now: Timestamp, ahead: SignedDuration) -> Option<(bool, Timestamp)> {
+        let span = self.open_spans(now, now.saturating_add(ahead).unwrap_or(Timestamp::MAX)).next()?;
+        Some(if span.start <= now { (true, span.end) } else { (false, span.start) })
+    }
+
+    /// The times that end after `from`, and with windows that begin by `to`, in their order.
+    pub(crate) fn open_spans(&self, from: Timestamp, to: Timestamp) -> impl Iterator<Item = Span> {
         // What lies before the earliest window of importance may be cut off: the delay is over then.
         let longest = self.windows.iter().map(|window| window.duration).max().unwrap_or_default();
-        let back = if self.delay.is_zero() { longest } else { longest + LOOK_AHEAD };
-        let ahead = now.saturating_add(ahead).unwrap_or(Timestamp::MAX);
-        let from = now.saturating_sub(back + DAY).unwrap_or(Timestamp::MIN);
-        let mut spans: Vec<Span> = self.windows.iter().flat_map(|window| window.spans(from, ahead)).collect();
+        let delay = self.delay;
+        let first = from.saturating_sub(longest + delay + DAY).unwrap_or(Timestamp::MIN);
+        let mut spans: Vec<Span> = self.windows.iter().flat_map(|window| window.spans(first, to)).collect();
         spans.sort_unstable_by_key(|span| span.start);
         let mut spans = spans.into_iter().peekable();
-        while let Some(mut span) = spans.next() {
+        let merged = std::iter::from_fn(move || {
+            let mut span = spans.next()?;
             while let Some(next) = spans.next_if(|next| next.start <= span.end) {
                 span.end = span.end.max(next.end);
             }
-            let opens = span.start.saturating_add(self.delay).unwrap_or(Timestamp::MAX);
-            if span.end <= now || opens >= span.end {
-                continue;
-            }
-            return Some(if opens <= now { (true, span.end) } else { (false, opens) });
-        }
-        None
+            Some(span)
+        });
+        let delayed = merged.map(move |span| Span {
+            start: span.start.saturating_add(delay).unwrap_or(Timestamp::MAX),
+            end: span.end,
+        });
+        delayed.filter(move |span| span.end > from && span.start < span.end)
+    }
+
+    /// The number of windows: a walk looks up one opening of each for each day.
+    pub(crate) fn window_count(&self) -> usize {
+        self.windows.len()
     }
 
     /// The zone in which to tell a person when it opens: that of the window that opens then.
@@ -134,6 +152,8 @@ impl Recurring {
 
     /// When it opens on this date.
     fn opening_on(&self, date: Date) -> Option<Timestamp> {
+        #[cfg(test)]
+        LOOKUPS.set(LOOKUPS.get() + 1);
         // The casts can't fail: hour and minute are in their ranges, and jiff's types are signed.
         let [hour, minute] = [self.start.hour(), self.start.minute()].map(u8::cast_signed);
         let civil = date.at(hour, minute, 0, 0);

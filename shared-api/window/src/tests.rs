@@ -186,6 +186,66 @@ fn time_far_ahead_needs_no_walk() {
     assert_eq!(nightly.after_open_time(now, Duration::MAX), Timestamp::MAX);
 }
 
+/// The moment by which it was open for this long, from one opening to the next.
+fn step_by_step(openings: &Openings, from: Timestamp, open: Duration) -> Timestamp {
+    let (mut now, mut left) = (from, open);
+    loop {
+        let Some(opens) = openings.next_open(now) else { return now.checked_add(HORIZON).unwrap() };
+        let closes = openings.state_at(opens).until.unwrap();
+        let length = Duration::try_from(closes.duration_since(opens)).unwrap();
+        if left <= length {
+            return opens.checked_add(left).unwrap();
+        }
+        (now, left) = (closes, left.saturating_sub(length));
+    }
+}
+
+fn after_hours(time: Timestamp, hours: i64) -> Timestamp {
+    time.checked_add(SignedDuration::from_hours(hours)).unwrap()
+}
+
+/// The result of a walk, and the openings that it looked up.
+fn counted<T>(walk: impl FnOnce() -> T) -> (T, usize) {
+    schedule::LOOKUPS.set(0);
+    (walk(), schedule::LOOKUPS.get())
+}
+
+/// 16 windows of a second each, in every day.
+fn seconds(minute: u8, zone: &str) -> Openings {
+    let windows: Vec<_> = (0..16).map(|hour| format!("{hour:02}:{minute:02}+1s {zone}")).collect();
+    openings(&windows.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn many_short_windows_need_no_long_walk() {
+    let start: DateTime = "2026-01-01T00:20:30".parse().unwrap();
+    // Where the clocks change, one opening more or less may count.
+    for (zone, tolerated) in [("UTC", 0), ("Europe/Berlin", 9)] {
+        let (openings, time_zone) = (seconds(10, zone), zones::find_zone(zone).unwrap());
+        let from = start.to_zoned(time_zone.clone()).unwrap().timestamp();
+        for open in [1, 500, 3_600, 200_000] {
+            let (end, lookups) = counted(|| openings.after_open_time(from, Duration::from_secs(open)));
+            assert!(lookups < 4_000, "{lookups} for {open:?}");
+            // The first day has 15 left.
+            let (day, hour) = (i64::try_from(open / 16).unwrap(), i8::try_from(open % 16).unwrap());
+            let date = start.date().checked_add(SignedDuration::from_hours(24 * day)).unwrap();
+            let expected = date.at(hour, 10, 1, 0).to_zoned(time_zone.clone()).unwrap().timestamp();
+            let difference = end.duration_since(expected).abs();
+            assert!(difference.as_hours() <= tolerated, "{difference:?} for {open} seconds in {zone}");
+        }
+    }
+    let now = at("2026-01-01T00:20:30Z");
+    let both = seconds(10, "UTC").intersect_with(seconds(10, "Europe/Berlin"));
+    let (_, lookups) = counted(|| both.after_open_time(now, HOUR));
+    assert!(lookups < 5_000, "{lookups}");
+    let never = seconds(10, "UTC").intersect_with(seconds(11, "UTC"));
+    let (next, lookups) = counted(|| never.next_open(now));
+    assert!(next.is_none() && lookups < 2_500, "{lookups}");
+    let in_a_week = after_hours(now, 8 * 24);
+    let (end, lookups) = counted(|| seconds(10, "UTC").after_open_time_until(now, HOUR, in_a_week));
+    assert!(end == in_a_week && lookups < 500, "{end}, {lookups}");
+}
+
 #[test]
 fn windows_open_at_the_beginning_of_time() {
     let openings = openings(&["01:00+1h UTC"]);
@@ -363,6 +423,26 @@ proptest! {
             prop_assert_eq!(openings.open_between(from, end), MINUTE * count);
             prop_assert!(end <= minutes(from, 240));
         }
+    }
+
+    #[test]
+    fn walks_agree_with_single_steps(
+        of_job in proptest::collection::vec(any_window(), 1..4),
+        of_node in proptest::collection::vec(any_window(), 0..3),
+        delay in 0_u32..40,
+        from in any_moment(),
+        hours in 1_u32..40,
+        latest in 0_i64..2_000,
+    ) {
+        let of_node = Openings::new(&of_node, Duration::ZERO, None);
+        let openings = Openings::new(&of_job, MINUTE * delay, None).intersect_with(of_node);
+        let end = openings.after_open_time(from, HOUR * hours);
+        let expected = step_by_step(&openings, from, HOUR * hours);
+        // Those of five windows are exact for this long.
+        let is_exact = expected < after_hours(from, 29 * 7 * 24);
+        prop_assert!(end == expected || !is_exact, "{} is not {}", end, expected);
+        let latest = after_hours(from, latest);
+        prop_assert_eq!(openings.after_open_time_until(from, HOUR * hours, latest), end.min(latest));
     }
 
     #[test]

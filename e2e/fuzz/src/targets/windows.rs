@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use prepull_api::download::MAX_WINDOWS;
-use prepull_window::{Openings, parse_duration, parse_window, write_duration, write_window};
+use prepull_window::{HORIZON, Openings, parse_duration, parse_window, write_duration, write_window};
 
 /// Number of moments of one input that we check.
 const MOMENTS: usize = 4;
@@ -65,7 +65,10 @@ fn check_openings(openings: &Openings, from: Timestamp, open: Duration) {
     let parts = openings.open_between(from, middle) + openings.open_between(middle, to);
     assert_eq!(openings.open_between(from, to), parts, "the parts of the time from {from} to {to}");
     let done = openings.after_open_time(from, open);
-    assert!(openings.open_between(from, done) <= open, "{open:?} are over by {done}, seen from {from}");
+    // Later moments may be estimates.
+    if done <= after(SignedDuration::try_from(HORIZON).unwrap_or_default()) {
+        assert!(openings.open_between(from, done) <= open, "{open:?} are over by {done}, seen from {from}");
+    }
     let earliest = after(SignedDuration::try_from(open).unwrap_or(AHEAD));
     assert!(done >= earliest, "{open:?} are over by {done}, seen from {from}");
 }

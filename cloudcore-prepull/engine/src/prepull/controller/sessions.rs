@@ -98,7 +98,11 @@ impl Controller {
             | EdgeMessage::Other => {}
             EdgeMessage::Configured { settings: _, windows } => {
                 let Some(clock) = self.clocks.get_mut(node) else { return };
-                clock.windows = texts_of(&windows);
+                let windows = texts_of(&windows);
+                if clock.windows == windows {
+                    return;
+                }
+                clock.windows = windows;
                 let clock = clock.clone();
                 for uid in self.slots.jobs(node) {
                     self.change_job(&uid, |job, _| job.set_clock(node, &clock));

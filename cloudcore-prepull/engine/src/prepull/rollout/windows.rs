@@ -68,7 +68,7 @@ impl Rollout {
         let started = rule.counted_from(started);
         let open = self.time_of(at);
         let latest = rule.openings_of_job(node, clock).after_open_time(started, open).later_by(OWN_WINDOWS);
-        rule.openings(node, clock).after_open_time(started, open).min(latest)
+        rule.openings(node, clock).after_open_time_until(started, open, latest)
     }
 
     /// How much of the time is left to a node that began at this moment.
