@@ -84,7 +84,8 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Reads a descriptor from a list of referrers. `None` if it's another kind of artifact.
+    /// Reads a descriptor from a list of referrers. `None` if it's another kind of artifact. `prepull_registry` keeps only
+    /// such types and annotations of a list.
     pub fn of_referrer(
         digest: &str,
         size: u64,

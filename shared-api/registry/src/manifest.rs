@@ -1,5 +1,6 @@
 //! Manifests and indexes, in the formats of OCI and of Docker, and the choice of a platform.
 
+mod bounded;
 mod platform;
 
 use std::collections::{BTreeMap, HashSet};
@@ -9,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::digest::is_digest;
 use crate::error::{ErrorKind, RegistryError};
 
+pub(crate) use bounded::{Annotations, annotations_of};
+use bounded::{MAX_ENTRIES, few_annotations, few_entries};
 pub use platform::Platform;
 
 /// Manifest of an image, by OCI.
@@ -43,8 +46,8 @@ pub struct Descriptor {
     /// What a referrer is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
-    /// What the author has written beside it.
-    #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
+    /// What the author has written beside it, as far as that is a few dozen texts.
+    #[serde(default, deserialize_with = "few_annotations", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -88,14 +91,14 @@ pub struct Manifest {
     pub artifact_type: Option<String>,
     /// Configuration of the image.
     pub config: Descriptor,
-    /// Layers, the lowest one first.
-    #[serde(default, deserialize_with = "null_is_default")]
+    /// Layers, the lowest one first. Of more than 1,025, the first ones: such an image is refused by its count.
+    #[serde(default, deserialize_with = "few_entries")]
     pub layers: Vec<Descriptor>,
     /// What the artifact is about.
     #[serde(default)]
     pub subject: Option<Descriptor>,
-    /// What the author has written beside it.
-    #[serde(default, deserialize_with = "null_is_default")]
+    /// What the author has written beside it, as far as that is a few dozen texts.
+    #[serde(default, deserialize_with = "few_annotations")]
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -107,7 +110,7 @@ pub struct Index {
     #[serde(default)]
     pub media_type: String,
     /// The manifests.
-    #[serde(default, deserialize_with = "null_is_default")]
+    #[serde(default, deserialize_with = "few_entries")]
     pub manifests: Vec<Descriptor>,
 }
 
@@ -131,6 +134,11 @@ impl Index {
     /// Reads an index, and checks the digests in it.
     pub fn parse(content: &[u8]) -> Result<Self, RegistryError> {
         let index: Self = parse_json(content, "index")?;
+        if index.manifests.len() > MAX_ENTRIES {
+            // containerd has no such bound, so this is left to it.
+            let message = format!("the index has more than {MAX_ENTRIES} manifests");
+            return Err(RegistryError::new(ErrorKind::Unsupported, message));
+        }
         check_digests(index.manifests.iter(), "index")?;
         Ok(index)
     }
@@ -174,7 +182,7 @@ pub(crate) fn own_media_type(content: &[u8]) -> Option<String> {
     }
 }
 
-fn parse_json<'a, T: Deserialize<'a>>(content: &'a [u8], what: &str) -> Result<T, RegistryError> {
+pub(crate) fn parse_json<'a, T: Deserialize<'a>>(content: &'a [u8], what: &str) -> Result<T, RegistryError> {
     if content.len() as u64 > MAX_MANIFEST {
         return Err(RegistryError::new(
             ErrorKind::Protocol,
@@ -200,13 +208,6 @@ fn check_digests<'a>(
             ))
         }
     }
-}
-
-/// Go's programs write `null` for an empty list.
-fn null_is_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
-    from: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
 #[cfg(test)]

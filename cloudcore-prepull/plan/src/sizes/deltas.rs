@@ -19,10 +19,10 @@ pub(super) struct Offered {
 pub(super) async fn find_offers(repository: &Repository, manifest: &str) -> Vec<Offered> {
     for place in repository.referrer_places() {
         let referrers = place.referrers(manifest).await.unwrap_or_default();
-        let offered = referrers.into_iter().filter_map(|referrer| {
-            let Descriptor { digest, size, artifact_type, annotations, .. } = &referrer;
+        let offered = referrers.iter().filter_map(|referrer| {
+            let Descriptor { digest, size, artifact_type, annotations, .. } = referrer;
             let offer = Offer::of_referrer(digest, *size, artifact_type.as_deref(), annotations).ok()??;
-            (offer.target == manifest).then_some(Offered { offer, referrer })
+            (offer.target == manifest).then(|| Offered { offer, referrer: referrer.clone() })
         });
         let mut offered: Vec<_> = offered.collect();
         if !offered.is_empty() {

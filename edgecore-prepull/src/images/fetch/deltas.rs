@@ -203,7 +203,7 @@ impl Fetcher {
                 }
             };
             let mut offers = Vec::new();
-            for referrer in &referrers {
+            for referrer in referrers.iter() {
                 match read_offer(referrer) {
                     Ok(Some(offer)) if offer.target == manifest => offers.push((offer, referrer)),
                     Ok(_) => {}

@@ -12,8 +12,6 @@ use super::simple::{decode, shorten};
 
 /// Prefix of the media type; its version follows.
 pub(super) const MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle";
-/// Annotation with the predicate type of the statement, if a registry passes it on.
-pub(super) const PREDICATE: &str = "dev.sigstore.bundle.predicateType";
 /// Predicate type of a signature. Other types are attestations: perhaps signed by the same key, but with statements
 /// such as "built like this" or "has these vulnerabilities".
 pub(super) const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use prepull_registry::manifest::{Descriptor, Manifest};
-use prepull_registry::{ErrorKind, ReferrerPlace, RegistryError, Repository};
+use prepull_registry::{ErrorKind, ReferrerPlace, RegistryError, Repository, SIGNATURE_TYPES};
 
 use super::bundle::{self, Bundle};
 use super::keys::SignerKeys;
@@ -16,13 +16,6 @@ pub(super) const MAX_SIGNATURES: usize = 16;
 const MAX_FAILURES: usize = 4;
 /// Largest document, bundle or manifest of a signature. They have less than 2 KiB; a bundle with a certificate 8 KiB.
 pub(super) const MAX_DOCUMENT: u64 = 64 << 10;
-/// Types of referrers that may be signatures. Registries that don't know the type of an artifact report that of its
-/// empty configuration.
-const REFERRERS: [&str; 3] = [
-    bundle::MEDIA_TYPE,
-    "application/vnd.oci.empty.v1+json",
-    "application/vnd.dev.cosign.artifact.sig.v1+json",
-];
 
 pub(super) struct SignatureSearch<'a> {
     repository: &'a Repository,
@@ -87,9 +80,9 @@ impl<'a> SignatureSearch<'a> {
                 return None;
             }
         };
-        let signatures: Vec<Descriptor> = all.into_iter().filter(may_be_signature).collect();
+        let signatures: Vec<&Descriptor> = all.iter().filter(|one| may_be_signature(one)).collect();
         self.note_count(signatures.len());
-        for signature in signatures.iter().take(MAX_SIGNATURES) {
+        for signature in signatures.into_iter().take(MAX_SIGNATURES) {
             let signer = self.signer_of(signature, None).await;
             if signer.is_some() {
                 return signer;
@@ -228,11 +221,8 @@ fn may_pass(error: &RegistryError) -> bool {
     }
 }
 
-/// Whether a referrer may be a signature, by its entry in the list.
+/// Whether a referrer may be a signature, by its entry in the list, which has no attestations.
 fn may_be_signature(referrer: &Descriptor) -> bool {
     let kind = referrer.artifact_type.as_deref().unwrap_or_default();
-    let is_statement = referrer.annotations.get(bundle::PREDICATE).is_some_and(|kind| kind != bundle::SIGNED);
-    referrer.is_manifest()
-        && !is_statement
-        && (kind.is_empty() || REFERRERS.iter().any(|known| kind.starts_with(known)))
+    referrer.is_manifest() && (kind.is_empty() || SIGNATURE_TYPES.iter().any(|known| kind.starts_with(known)))
 }

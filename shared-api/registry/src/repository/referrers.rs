@@ -4,6 +4,10 @@
 //! differs: a mirror may keep images and no signatures, or only those of last month. So each endpoint is asked by itself, and
 //! the caller decides whether it found enough.
 
+mod list;
+
+use std::sync::Arc;
+
 use futures::future::FutureExt;
 use http::header::{ACCEPT, LINK};
 use http::{HeaderMap, HeaderValue, Method};
@@ -12,7 +16,10 @@ use super::{Repository, ResolvedReference};
 use crate::blob::HostId;
 use crate::error::{ErrorKind, RegistryError};
 use crate::hosts::RegistryEndpoint;
-use crate::manifest::{Descriptor, Index, MAX_MANIFEST, OCI_INDEX};
+use crate::manifest::{Descriptor, MAX_MANIFEST, OCI_INDEX};
+
+use list::ListedPart;
+pub use list::SIGNATURE_TYPES;
 
 /// Most parts of a list of referrers that are read: registries put 50 or more into one.
 const MAX_PARTS: usize = 8;
@@ -28,7 +35,7 @@ pub struct ReferrerPlace<'a> {
 pub(super) struct ListedReferrers {
     endpoint: HostId,
     digest: String,
-    referrers: Vec<Descriptor>,
+    referrers: Arc<[Descriptor]>,
 }
 
 impl Repository {
@@ -53,24 +60,25 @@ impl ReferrerPlace<'_> {
         }
     }
 
-    /// The referrers of a digest that this endpoint lists, by the API of OCI 1.1, or by the tag that stands in for it. Of a
-    /// list in several parts, the first eight. The endpoint is asked once.
-    pub async fn referrers(&self, digest: &str) -> Result<Vec<Descriptor>, RegistryError> {
+    /// The referrers of a digest that this endpoint lists and that may be signatures or deltas, by the API of OCI 1.1, or by the
+    /// tag that stands in for it: the first 1,024. Of a list in several parts, the first eight. The endpoint is asked once.
+    pub async fn referrers(&self, digest: &str) -> Result<Arc<[Descriptor]>, RegistryError> {
         let mut all = self.repository.listed.lock().await;
         let endpoint = self.endpoint.host_id();
         if let Some(listed) = all.iter().find(|one| one.endpoint == endpoint && one.digest == digest) {
-            return Ok(listed.referrers.clone());
+            return Ok(Arc::clone(&listed.referrers));
         }
-        let referrers = self.ask_referrers(digest).await?;
-        all.push(ListedReferrers { endpoint, digest: digest.to_owned(), referrers: referrers.clone() });
+        let referrers: Arc<[Descriptor]> = self.ask_referrers(digest).await?.into();
+        let digest = digest.to_owned();
+        all.push(ListedReferrers { endpoint, digest, referrers: Arc::clone(&referrers) });
         Ok(referrers)
     }
 
     async fn ask_referrers(&self, digest: &str) -> Result<Vec<Descriptor>, RegistryError> {
         let by_api = self.referrers_by_api(digest).boxed().await?;
         // A cache that knows the API and not what is behind it answers with an empty list.
-        if let Some(referrers) = by_api.filter(|referrers| !referrers.is_empty()) {
-            return Ok(referrers);
+        if let Some(listed) = by_api.filter(|listed| listed.has_any) {
+            return Ok(listed.referrers);
         }
         let Some(resolved) = self.resolve_tag(&digest.replace(':', "-")).await? else {
             return Ok(Vec::new());
@@ -82,29 +90,29 @@ impl ReferrerPlace<'_> {
             Some(content) => content,
             None => self.repository.fetch_manifest(&resolved.descriptor).await?,
         };
-        Ok(Index::parse(&content)?.manifests)
+        Ok(ListedPart::parse(&content)?.referrers)
     }
 
     /// `None` if the endpoint does not know the API.
-    async fn referrers_by_api(&self, digest: &str) -> Result<Option<Vec<Descriptor>>, RegistryError> {
+    async fn referrers_by_api(&self, digest: &str) -> Result<Option<ListedPart>, RegistryError> {
         let Self { repository, endpoint } = self;
         let path = repository.object_path(endpoint, "referrers", digest);
-        let (mut part, mut referrers) = (path.clone(), Vec::new());
+        let (mut part, mut listed) = (path.clone(), ListedPart::default());
         for _ in 0..MAX_PARTS {
             let accept = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(OCI_INDEX))]);
             let answer = repository.ask_endpoint(endpoint, Method::GET, &part, accept).await?;
             if matches!(answer.response.status().as_u16(), 400 | 404 | 405 | 501) {
-                return Ok((!referrers.is_empty()).then_some(referrers));
+                return Ok(listed.has_any.then_some(listed));
             }
             let answer = repository.check_answer(answer).await?;
             let next = answer.response.headers().get(LINK).and_then(next_query);
             let content = repository.read_answer(answer, MAX_MANIFEST).await?;
-            referrers.extend(Index::parse(&content)?.manifests);
-            let Some(query) = next else { break };
+            let has_room = listed.add(ListedPart::parse(&content)?);
+            let Some(query) = next.filter(|_| has_room) else { break };
             let separator = if path.contains('?') { '&' } else { '?' };
             part = format!("{path}{separator}{query}");
         }
-        Ok(Some(referrers))
+        Ok(Some(listed))
     }
 }
 

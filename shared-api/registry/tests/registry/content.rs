@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use prepull_registry::manifest::{Descriptor, OCI_INDEX, OCI_MANIFEST, Platform};
-use prepull_registry::{ErrorKind, digest::sha256};
+use prepull_registry::{ErrorKind, SIGNATURE_TYPES, digest::sha256};
 
 use crate::server::{Reply, Seen, Server, at, drain, is_send, reply};
 
@@ -185,8 +185,10 @@ async fn the_manifest_of_the_platform_is_found_through_nested_indexes() {
 
 #[tokio::test]
 async fn referrers_are_found_by_api_or_tag() {
+    let kind = SIGNATURE_TYPES[0];
+    let (name, value) = ("dev.sigstore.bundle.predicateType", "https://sigstore.dev/cosign/sign/v1");
     let entry = format!(
-        r#"{{"mediaType":"{OCI_MANIFEST}","digest":"{}","size":1,"artifactType":"a/b","annotations":{{"k":"v"}}}}"#,
+        r#"{{"mediaType":"{OCI_MANIFEST}","digest":"{}","size":1,"artifactType":"{kind}","annotations":{{"{name}":"{value}","k":"v"}}}}"#,
         sha256(b"x")
     );
     let index = format!(r#"{{"schemaVersion":2,"mediaType":"{OCI_INDEX}","manifests":[{entry}]}}"#);
@@ -205,8 +207,8 @@ async fn referrers_are_found_by_api_or_tag() {
         let repository = at(&server);
         let referrers = is_send(repository.referrer_places()[0].referrers(&sha256(b"image"))).await.unwrap();
         assert_eq!(referrers.len(), 1, "by API: {by_api}");
-        assert_eq!(referrers[0].artifact_type.as_deref(), Some("a/b"));
-        assert_eq!(referrers[0].annotations["k"], "v");
+        assert_eq!(referrers[0].artifact_type.as_deref(), Some(kind));
+        assert_eq!(referrers[0].annotations, [(name.to_owned(), value.to_owned())].into());
     }
     // A list in parts that never ends.
     let server = Server::start(move |seen| {
@@ -218,5 +220,5 @@ async fn referrers_are_found_by_api_or_tag() {
     let referrers = at(&server).referrer_places()[0].referrers(&sha256(b"image")).await.unwrap();
     assert_eq!((referrers.len(), server.seen().len()), (8, 8));
     let none = Server::start(|_| reply(404, &[], "")).await;
-    assert_eq!(at(&none).referrer_places()[0].referrers(&sha256(b"image")).await.unwrap(), []);
+    assert_eq!(at(&none).referrer_places()[0].referrers(&sha256(b"image")).await.unwrap().len(), 0);
 }

@@ -1,8 +1,9 @@
 //! Memory is bounded, regardless of the answers of a registry.
 
 use peak_alloc::PeakAlloc;
-use prepull_registry::manifest::{Descriptor, Index, OCI_INDEX, OCI_MANIFEST, Platform};
-use prepull_registry::{ErrorKind, digest::sha256};
+use prepull_registry::manifest::{Descriptor, Index, Manifest, OCI_INDEX, OCI_MANIFEST, Platform};
+use prepull_registry::{ErrorKind, SIGNATURE_TYPES, digest::sha256};
+use tokio::sync::Mutex;
 
 use crate::server::{Reply, Server, at, drain, reply};
 
@@ -11,9 +12,12 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 /// What the tests beside this one have at the same time, and the server itself.
 const BESIDE: usize = 24 << 20;
+/// Held by a test that measures its memory, which the others of them would add to.
+static MEASURED: Mutex<()> = Mutex::const_new(());
 
 #[tokio::test]
 async fn endless_answers_take_bounded_memory() {
+    let _alone = MEASURED.lock().await;
     let blob = Descriptor { digest: sha256(b"x"), size: 64 << 20, ..Descriptor::default() };
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
@@ -49,6 +53,66 @@ async fn endless_answers_take_bounded_memory() {
     }
     assert_eq!(bytes, blob.size);
 
+    let peak = MEMORY.peak_usage().saturating_sub(before);
+    assert!(peak < BESIDE, "{} KiB", peak >> 10);
+}
+
+/// A list that is as long as it may be, of this entry over and over; the last one is another.
+fn full_list(entry: &str, last: &str) -> String {
+    let room = (4 << 20) - r#"{"manifests":[]}"#.len() - last.len();
+    format!(r#"{{"manifests":[{}{last}]}}"#, format!("{entry},").repeat(room / (entry.len() + 1)))
+}
+
+#[tokio::test]
+async fn long_lists_of_referrers_take_bounded_memory() {
+    let _alone = MEASURED.lock().await;
+    let digest = sha256(b"x");
+    let signature = |kind: &str| {
+        format!(
+            r#"{{"mediaType":"{OCI_MANIFEST}","digest":"{}","size":1,"artifactType":"{kind}"}}"#,
+            sha256(b"signature")
+        )
+    };
+    let annotated = format!(
+        r#"{{"mediaType":"{OCI_MANIFEST}","digest":"{digest}","size":1,"annotations":{{"a":"","b":"","c":""}}}}"#
+    );
+    let unnamed = format!(r#"{{"digest":"{digest}","size":1}}"#);
+    let attestation = annotated.replace(r#""a":"""#, r#""dev.sigstore.bundle.predicateType":"spdx""#);
+    for (entry, found) in [
+        // What is no manifest of a signature or a delta doesn't count.
+        ([unnamed, signature("application/spdx+json"), attestation].join(","), 8),
+        (annotated, 1024),
+        (signature(SIGNATURE_TYPES[1]), 1024),
+    ] {
+        let list = full_list(&entry, &signature(SIGNATURE_TYPES[0]));
+        let before = MEMORY.current_usage();
+        MEMORY.reset_peak_usage();
+        let next = ("Link", "</v2/other/referrers/y?n=1&last=x>; rel=\"next\"");
+        let server = Server::start(move |_| reply(200, &[next], &list)).await;
+        let repository = at(&server);
+        let referrers = repository.referrer_places()[0].referrers(&digest).await.unwrap();
+        let peak = MEMORY.peak_usage().saturating_sub(before);
+        assert_eq!(referrers.len(), found, "{entry}");
+        assert_eq!(server.seen().len(), if found == 8 { 8 } else { 1 });
+        assert!(peak < BESIDE, "{} KiB for {entry}", peak >> 10);
+    }
+}
+
+#[tokio::test]
+async fn crowded_documents_take_bounded_memory() {
+    let _alone = MEASURED.lock().await;
+    let digest = sha256(b"x");
+    let blob = format!(r#"{{"digest":"{digest}","size":1}}"#);
+    let list = full_list(&blob, &blob);
+    let annotations: Vec<_> = (0..350_000).map(|number| format!(r#""{number:x}":"""#)).collect();
+    let crowded = blob.replace('}', &format!(r#","annotations":{{{}}}}}"#, annotations.join(",")));
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    let error = Index::parse(list.as_bytes()).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unsupported, "left to the runtime");
+    assert!(error.message.contains("more than 1024 manifests"), "{error}");
+    let manifest = Manifest::parse(format!(r#"{{"config":{crowded}}}"#).as_bytes()).unwrap();
+    assert!(manifest.config.annotations.len() < 100);
     let peak = MEMORY.peak_usage().saturating_sub(before);
     assert!(peak < BESIDE, "{} KiB", peak >> 10);
 }
