@@ -44,8 +44,8 @@ pub const UNCOMPRESSED_SIZE: &str = "prepull.kubeedge.io/uncompressed-size";
 /// Our own annotation on the manifest: the bytes of all its [`IMAGE_LAYER`]s, so that the smallest offer can be tried first.
 pub const DOWNLOAD_SIZE: &str = "prepull.kubeedge.io/download-size";
 
-/// Largest manifest, as of images.
-pub const MAX_MANIFEST: usize = 4 << 20;
+/// Largest manifest: [`MAX_LAYERS`] take half of it. Small entries take ten times as much once they're read.
+pub const MAX_MANIFEST: usize = 1 << 20;
 /// Least download that a delta is looked for: below it, the requests cost as much as they save.
 pub const WORTHWHILE: u64 = 1 << 20;
 /// Most manifests of deltas to read for an image. A publisher makes deltas from the last few versions, and a node has one or
