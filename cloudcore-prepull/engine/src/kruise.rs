@@ -18,6 +18,7 @@ mod io;
 pub mod jobs;
 pub mod node_images;
 mod rules;
+mod stored_text;
 
 pub use engine::{Action, Input, Kruise};
 pub use io::TagKey;

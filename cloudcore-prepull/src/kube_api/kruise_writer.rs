@@ -129,6 +129,10 @@ impl KruiseWriter {
             Err(error) => error,
         };
         match WriteFailure::from_error(&error) {
+            WriteFailure::Other if object_write::is_too_large(&error) => {
+                warn!(node = name, %error, "the NodeImage is too large for the API server");
+                return Ok(WrittenNodeImage::TooLarge);
+            }
             WriteFailure::Other => return Err(error),
             // A failed test, or a definition that does not accept what was written: only the message differs.
             WriteFailure::Invalid => warn!(node = name, %error, "the API server refused the NodeImage"),

@@ -189,7 +189,7 @@ impl Metrics {
                 self.count_kruise_write(match written {
                     WrittenNodeImage::Done(_) => "done",
                     WrittenNodeImage::Refused(_) => "conflict",
-                    WrittenNodeImage::Failed => "failed",
+                    WrittenNodeImage::Failed | WrittenNodeImage::TooLarge => "failed",
                 });
             }
             Input::Kruise(kruise::Input::Job(jobs::Input::Written { outcome, .. })) => {

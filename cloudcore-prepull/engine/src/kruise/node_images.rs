@@ -137,7 +137,7 @@ impl NodeImageTracker {
                 {
                     self.created.insert(node.clone());
                 }
-                self.update_node(&node, now, |node, _| node.end_write(&written, now));
+                self.update_node(&node, now, |node, fx| node.end_write(&written, fx));
                 match written {
                     WrittenNodeImage::Done(object) | WrittenNodeImage::Refused(object) => {
                         let object = object.map(|mut object| {
@@ -146,7 +146,7 @@ impl NodeImageTracker {
                         });
                         self.observe_node_image(&node, object, now);
                     }
-                    WrittenNodeImage::Failed => {}
+                    WrittenNodeImage::Failed | WrittenNodeImage::TooLarge => {}
                 }
             }
             Input::SlotFreed(node) => {

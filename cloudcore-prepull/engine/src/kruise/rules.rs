@@ -17,6 +17,7 @@ use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, PullPolicy};
 
 use super::TagKey;
+use super::stored_text::stored_len;
 
 mod node_image;
 #[cfg(test)]
@@ -35,7 +36,8 @@ pub(super) const DEFAULT_PARALLELISM: u32 = 1;
 
 /// Most `pullSecrets`: each is written into the NodeImages of all nodes, and tried in its turn.
 const MAX_SECRETS: usize = 16;
-/// Most bytes in the labels and annotations of `sandboxConfig`, which is written into the NodeImages of all nodes.
+/// Most bytes of the labels and annotations of `sandboxConfig`, as [`sandbox_bytes`] counts them: it is written into the
+/// NodeImages of all nodes.
 const MAX_SANDBOX: usize = 16 << 10;
 
 /// An ImagePullJob that can be carried out.
@@ -230,15 +232,19 @@ fn check_sandbox(config: Option<&SandboxConfig>) -> Result<Option<SandboxConfig>
     let Some(config) = config else { return Ok(None) };
     let size = sandbox_bytes(config);
     if size > MAX_SANDBOX {
-        return Err(format!("sandboxConfig has {size} bytes: give it at most {MAX_SANDBOX}"));
+        return Err(format!(
+            "sandboxConfig takes {size} bytes in a NodeImage: give it at most {MAX_SANDBOX}"
+        ));
     }
     Ok(Some(config.clone()))
 }
 
-/// Bytes of the texts of a sandbox's labels and annotations.
+/// Bytes of a sandbox's labels and annotations in a NodeImage, which has each key in its managedFields as well.
 pub(super) fn sandbox_bytes(config: &SandboxConfig) -> usize {
+    /// The quotes and the signs around a key and its value, in both places.
+    const SIGNS: usize = 16;
     let texts = config.labels.iter().chain(&config.annotations).flatten();
-    texts.map(|(key, value)| key.len() + value.len()).sum()
+    texts.map(|(key, value)| SIGNS + 2 * stored_len(key) + stored_len(value)).sum()
 }
 
 fn parallelism_of(value: Option<&IntOrString>) -> Result<u32, String> {

@@ -64,6 +64,8 @@ pub enum WrittenNodeImage {
     Refused(Option<Box<CompactNodeImage>>),
     /// The write failed, or its outcome is unknown: try again with the state of that time.
     Failed,
+    /// The object would have been too large for the API server, or for etcd.
+    TooLarge,
 }
 
 /// What the NodeImages ask for.

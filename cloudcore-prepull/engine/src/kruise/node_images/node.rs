@@ -232,11 +232,17 @@ impl TrackedNode {
     }
 
     /// A write of the NodeImage has ended; the object that it returned is observed next.
-    pub(super) fn end_write(&mut self, written: &WrittenNodeImage, now: Timestamp) {
+    pub(super) fn end_write(&mut self, written: &WrittenNodeImage, fx: &mut NodeEffects<'_>) {
+        if matches!(written, WrittenNodeImage::TooLarge) && self.requests.is_one_in_flight() {
+            // Of several requests each is tried alone first.
+            for refused in self.requests.end_write(true) {
+                self.answer_full(&refused, fx);
+            }
+        }
         for written in self.requests.end_write(matches!(written, WrittenNodeImage::Done(_))) {
             self.reported.forget(&written.request);
         }
-        self.writes.end_write(written, now);
+        self.writes.end_write(written, fx.now);
     }
 
     /// Drives the node towards its NodeImage's spec, and the NodeImage towards what the node and the jobs want.

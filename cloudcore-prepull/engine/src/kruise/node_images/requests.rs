@@ -50,6 +50,11 @@ impl RequestQueue {
         self.queue = carried;
     }
 
+    /// Whether the write that is in flight carries one request and no other.
+    pub(super) fn is_one_in_flight(&self) -> bool {
+        self.in_flight == 1
+    }
+
     /// Puts requests back that have to wait for something else than a write.
     pub(super) fn put_back(&mut self, requests: Vec<QueuedRequest>) {
         self.queue.extend(requests);

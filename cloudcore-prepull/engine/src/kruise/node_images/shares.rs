@@ -9,8 +9,10 @@ use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec, NodeImage
 use super::owners::round_namespace;
 use super::status::find_tag_status;
 use crate::kruise::rules::sandbox_bytes;
+use crate::kruise::stored_text::stored_len;
 
-/// Bytes that a NodeImage with this spec and its status has in etcd, roughly. A tag that has failed with a long reason has more.
+/// Bytes that a NodeImage with this spec and its status has in etcd, roughly. A tag that has failed with a long reason has
+/// more: [`super::status`] bounds the message, so that there's room for it in what the API server takes.
 pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
     spec.images
         .iter()
@@ -18,7 +20,7 @@ pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
         .sum()
 }
 
-/// The keys of an owner or a secret, and the texts of an owner but its name.
+/// The keys of an owner, a secret or a sandbox, and the texts of an owner but its name.
 const ENTRY: usize = 300;
 
 /// Bytes of a tag in spec and status.
@@ -26,15 +28,15 @@ fn tag_bytes(tag: &ImageTagSpec) -> usize {
     /// The keys and numbers, and an ordinary message.
     const TAG: usize = 900;
     let owner = |owner: &ObjectReference| {
-        ENTRY + owner.name.iter().chain(&owner.namespace).map(String::len).sum::<usize>()
+        ENTRY + owner.name.iter().chain(&owner.namespace).map(|text| stored_len(text)).sum::<usize>()
     };
-    TAG + 2 * tag.tag.len() + tag.owner_references.iter().map(owner).sum::<usize>()
+    TAG + 2 * stored_len(&tag.tag) + tag.owner_references.iter().map(owner).sum::<usize>()
 }
 
 /// Bytes of an image in spec and status, without its tags.
 fn image_bytes(name: &str, image: &ImageSpec) -> usize {
-    let sandbox = image.sandbox_config.as_ref().map_or(0, sandbox_bytes);
-    2 * name.len() + image.pull_secrets.len() * ENTRY + sandbox
+    let sandbox = image.sandbox_config.as_ref().map_or(0, |sandbox| ENTRY + sandbox_bytes(sandbox));
+    2 * stored_len(name) + image.pull_secrets.len() * ENTRY + sandbox
 }
 
 /// Removes tags of the namespace with the most bytes until `fits`, or until that namespace has hardly more than `of`. Tags that
@@ -134,10 +136,12 @@ mod tests {
         assert!(before.images.len() == 8 && spec.images.len() == 8);
     }
 
+    fn sandbox(value: &str) -> SandboxConfig {
+        SandboxConfig { labels: Some([("k".to_owned(), value.to_owned())].into()), annotations: None }
+    }
+
     fn set_sandbox(spec: &mut NodeImageSpec, image: &str, bytes: usize) {
-        let labels = Some([("k".to_owned(), "v".repeat(bytes))].into());
-        spec.images.get_mut(image).unwrap().sandbox_config =
-            Some(SandboxConfig { labels, annotations: None });
+        spec.images.get_mut(image).unwrap().sandbox_config = Some(sandbox(&"v".repeat(bytes)));
     }
 
     #[test]
@@ -153,6 +157,7 @@ mod tests {
             spec
         };
         let (small, large) = (spec_of("i", "t"), "x".repeat(200));
+        let escaped = "\u{1}".repeat(200);
         let with = |edit: &dyn Fn(&mut ImageSpec)| {
             let mut spec = small.clone();
             edit(spec.images.get_mut("i").unwrap());
@@ -166,6 +171,9 @@ mod tests {
             ("secret", with(&|image| image.pull_secrets.push(secret.clone()))),
             ("owner", with(&|image| image.tags[0].owner_references.push(request("job").owner))),
             ("name", with(&|image| image.tags[0].owner_references[0].name = Some(large.clone()))),
+            ("escaped image", spec_of(&escaped, "t")),
+            ("escaped tag", spec_of("i", &escaped)),
+            ("escaped sandbox", with(&|image| image.sandbox_config = Some(sandbox(&escaped)))),
         ] {
             let (json, estimate) = bytes(&spec);
             let (json, estimate) = (json - before.0, estimate.saturating_sub(before.1));

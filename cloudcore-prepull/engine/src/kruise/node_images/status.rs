@@ -4,6 +4,11 @@ use jiff::Timestamp;
 use prepull_api::crd::kruise::{ImageStatus, ImageTagStatus, NodeImageSpec, NodeImageStatus, PullPhase};
 
 use crate::kruise::TagKey;
+use crate::kruise::stored_text::truncate_stored;
+
+/// Most bytes of a tag's message in etcd. A registry may answer with what takes six bytes for one, and a NodeImage of a
+/// thousand tags that have all failed so must still fit into the API server's 1.5 MiB.
+const MAX_MESSAGE: usize = 768;
 
 /// How the status that should be stored differs from the one that is, the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,10 +35,12 @@ pub(super) fn desired_status(
                 continue;
             }
             let ended = find_tag_status(stored, name, &tag.tag).filter(|known| known.has_ended(tag.version));
-            let status =
-                ended.cloned().or_else(|| current(&TagKey::new(name, &tag.tag))).unwrap_or_else(|| {
-                    ImageTagStatus { tag: tag.tag.clone(), version: tag.version, ..ImageTagStatus::default() }
-                });
+            let current = || current(&TagKey::new(name, &tag.tag)).map(bound_message);
+            let status = ended.cloned().or_else(current).unwrap_or_else(|| ImageTagStatus {
+                tag: tag.tag.clone(),
+                version: tag.version,
+                ..ImageTagStatus::default()
+            });
             match status.phase {
                 PullPhase::Waiting => desired.waiting += 1,
                 PullPhase::Pulling => desired.pulling += 1,
@@ -48,6 +55,10 @@ pub(super) fn desired_status(
         }
     }
     desired
+}
+
+fn bound_message(status: ImageTagStatus) -> ImageTagStatus {
+    ImageTagStatus { message: truncate_stored(status.message, MAX_MESSAGE), ..status }
 }
 
 /// How the two differ, if they do.
@@ -93,6 +104,21 @@ pub(super) fn find_tag_status<'a>(
 mod tests {
     use super::*;
     use crate::kruise::node_images::tests::add_manual_tag;
+    use crate::kruise::stored_text::stored_len;
+
+    #[test]
+    fn messages_are_bounded_as_they_are_stored() {
+        let mut spec = NodeImageSpec::default();
+        add_manual_tag(&mut spec, "a", "1");
+        let current = |key: &TagKey| {
+            let (tag, message) = (key.tag.clone(), "<".repeat(1024));
+            Some(ImageTagStatus { tag, message, ..ImageTagStatus::default() })
+        };
+        let status = desired_status(&spec, &NodeImageStatus::default(), current);
+        let message = &find_tag_status(&status, "a", "1").unwrap().message;
+        assert!((760..=768).contains(&stored_len(message)), "{message}");
+        assert_eq!(compare_statuses(&desired_status(&spec, &status, current), Some(&status)), None);
+    }
 
     #[test]
     fn each_tag_counts_once_and_starts_waiting() {

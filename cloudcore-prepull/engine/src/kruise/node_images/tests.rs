@@ -51,6 +51,8 @@ pub(super) struct World {
     pub(super) api: bool,
     /// The specs and labels that an admission policy refuses.
     pub(super) refuses: fn(&NodeImageSpec, &BTreeMap<String, String>) -> bool,
+    /// The specs that etcd finds too large.
+    pub(super) is_too_large: fn(&NodeImageSpec) -> bool,
     /// The label that a policy sets in a write, by the version of the object.
     pub(super) sets_label: fn(u64) -> Option<String>,
     /// Why the secrets cannot be read, if they cannot.
@@ -84,6 +86,7 @@ impl World {
             writes: Vec::new(),
             api: true,
             refuses: |_, _| false,
+            is_too_large: |_| false,
             sets_label: |_| None,
             secrets: None,
             next_outcome: None,
@@ -238,6 +241,9 @@ impl World {
             let labels = new.metadata.labels.get_or_insert_default();
             if (self.refuses)(&new.spec, labels) {
                 return WrittenNodeImage::Failed;
+            }
+            if (self.is_too_large)(&new.spec) {
+                return WrittenNodeImage::TooLarge;
             }
             labels.extend((self.sets_label)(self.versions).map(|value| ("policy".to_owned(), value)));
         }

@@ -279,12 +279,16 @@ fn duplicate_tags_are_refused() {
 #[test]
 fn what_every_node_would_store_is_bounded() {
     let secrets = |count: usize| json!({"image": "a", "pullSecrets": vec!["s"; count]});
-    let sandbox = |kind: &str, bytes: usize| json!({"image": "a", "sandboxConfig": {kind: {"k": "v".repeat(bytes - 1)}}});
+    let sandbox = |kind: &str, value: String| json!({"image": "a", "sandboxConfig": {kind: {"k": value}}});
     assert!(pull(&secrets(16)).is_ok());
     assert_eq!(pull(&secrets(17)).unwrap_err(), "pullSecrets has 17 names: name at most 16");
     for kind in ["labels", "annotations"] {
-        assert!(pull(&sandbox(kind, 16 << 10)).is_ok());
-        let refused = pull(&sandbox(kind, (16 << 10) + 1)).unwrap_err();
-        assert_eq!(refused, "sandboxConfig has 16385 bytes: give it at most 16384");
+        // The key counts twice, and the signs around it.
+        let longest = MAX_SANDBOX - 18;
+        assert!(pull(&sandbox(kind, "v".repeat(longest))).is_ok());
+        let refused = pull(&sandbox(kind, "v".repeat(longest + 1))).unwrap_err();
+        assert_eq!(refused, "sandboxConfig takes 16385 bytes in a NodeImage: give it at most 16384");
+        let refused = pull(&sandbox(kind, "\u{1}".repeat(16_000))).unwrap_err();
+        assert!(refused.starts_with("sandboxConfig takes 96018 bytes"), "{refused}");
     }
 }

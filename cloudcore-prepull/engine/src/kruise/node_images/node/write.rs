@@ -115,12 +115,13 @@ impl NodeImageWrites {
         let (is_done, object) = match written {
             WrittenNodeImage::Done(object) => (true, object.as_deref()),
             WrittenNodeImage::Refused(object) => (false, object.as_deref()),
-            WrittenNodeImage::Failed => (false, None),
+            WrittenNodeImage::Failed | WrittenNodeImage::TooLarge => (false, None),
         };
         let version = object.map(|object| &*object.version);
         // A write that changes nothing would be repeated at once, for ever. On a newer version it's repeated at once.
         let is_news = version != replaces.as_deref() || (is_done && version.is_none());
-        let succeeded = is_news && !matches!(written, WrittenNodeImage::Failed);
+        let has_failed = matches!(written, WrittenNodeImage::Failed | WrittenNodeImage::TooLarge);
+        let succeeded = is_news && !has_failed;
         match part {
             WrittenPart::SpecOrWhole => self.of_spec.end_write(succeeded, now),
             WrittenPart::Labels(labels) => {
@@ -247,10 +248,10 @@ impl TrackedNode {
             }
         }
         has_changed |= !carried.is_empty();
-        let uid = object.uid().to_owned();
         if has_changed {
+            let uid = object.uid().to_owned();
             let (version, spec) = (object.version.to_string(), Box::new(std::mem::take(spec)));
-            fx.request_write(NodeImageWrite::Spec { uid: uid.clone(), version, spec });
+            fx.request_write(NodeImageWrite::Spec { uid, version, spec });
             self.writes.begin_write(Some(object), WrittenPart::SpecOrWhole);
             self.requests.begin_write(carried);
         }
@@ -260,10 +261,16 @@ impl TrackedNode {
             self.reported.answer(&queued.request, fx);
         }
         for queued in full {
-            // The job must not wait for room that may never come.
-            full_event(&uid, &queued.request.key.image, fx);
-            ReportedStates::answer_failed(&queued.request, fx);
+            self.answer_full(&queued, fx);
         }
+    }
+
+    /// There is no room for a request: the job must not wait for room that may never come.
+    pub(super) fn answer_full(&self, queued: &QueuedRequest, fx: &mut NodeEffects<'_>) {
+        if let Some(object) = self.object.present() {
+            full_event(object.uid(), &queued.request.key.image, fx);
+        }
+        ReportedStates::answer_failed(&queued.request, fx);
     }
 
     /// Writes the status if it is not the one that is stored. `spec` is what the API server has.
@@ -382,7 +389,7 @@ mod tests {
             assert_eq!(writes.of_spec.not_before.is_some(), writes.have_failed());
             writes.have_failed()
         };
-        assert!(waits(Some("1"), &WrittenNodeImage::Failed));
+        assert!(waits(Some("1"), &WrittenNodeImage::Failed) && waits(Some("1"), &WrittenNodeImage::TooLarge));
         assert!(waits(Some("1"), &WrittenNodeImage::Done(object("1"))), "it changed nothing");
         assert!(waits(Some("1"), &WrittenNodeImage::Refused(object("1"))), "it will be refused again");
         assert!(waits(None, &WrittenNodeImage::Refused(None)), "there is none, and none may be made");

@@ -275,6 +275,30 @@ fn one_refused_request_holds_up_no_other() {
 }
 
 #[test]
+fn a_request_that_is_too_large_fails_alone() {
+    let mut world = World::new();
+    world.is_too_large = |spec| spec.images.contains_key("large");
+    for job in ["one", "large", "two"] {
+        world.run_jobs(&[job]);
+        let request = TagRequest { key: TagKey::new(job, "1"), ..request(job) };
+        world.images.request_tag(&node(), Arc::new(request), false);
+    }
+    world.settle();
+    world.pass(Duration::from_secs(10));
+    assert_eq!(world.object.as_ref().unwrap().spec.images.keys().collect::<Vec<_>>(), ["one", "two"]);
+    let failed = |world: &mut World| {
+        let told = world.take_tag_states().into_iter();
+        told.filter(|(_, state)| matches!(state, TagState::Failed(_))).map(|(job, _)| job).collect::<Vec<_>>()
+    };
+    assert_eq!(failed(&mut world), ["large"]);
+    let warns = |action: &Action| matches!(action, Action::Event(e) if e.note.starts_with("image large: "));
+    assert!(world.done.iter().any(warns), "{:?}", world.done);
+    world.take_write_counts();
+    world.pass(Duration::from_secs(60));
+    assert_eq!(world.take_write_counts().0, 0, "it isn't tried again");
+}
+
+#[test]
 fn a_node_image_deleted_by_hand_ends_no_job() {
     let mut world = World::new();
     world.run_jobs(&["job"]);
