@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use prepull_api::overriders::SecretRef;
 use prepull_api::selector::Selector;
 use prepull_api::task::{NodeName, TaskId};
 use prepull_api::wire::CloudMessage;
@@ -131,18 +130,13 @@ impl Kruise {
         }
         for _ in 0..ROUNDS {
             let jobs = &self.jobs;
-            for action in self.node_images.flush(now, &|job| jobs.liveness(job), take_slot) {
+            let (liveness, request_of) = (|job: &_| jobs.liveness(job), |job: &_| jobs.request_of(job));
+            for action in self.node_images.flush(now, &liveness, &request_of, take_slot) {
                 match action {
                     node_images::Action::NotifyJobs(update) => {
                         self.jobs.handle(jobs::Input::NodeImage(update), now);
                     }
-                    node_images::Action::Dispatch(mut dispatch) => {
-                        let jobs = &dispatch.jobs;
-                        let is_named =
-                            |secret: &&SecretRef| jobs.iter().any(|job| self.jobs.names_secret(job, secret));
-                        dispatch.of_jobs = dispatch.secrets.iter().filter(is_named).cloned().collect();
-                        actions.push(Action::Dispatch(dispatch));
-                    }
+                    node_images::Action::Dispatch(dispatch) => actions.push(Action::Dispatch(dispatch)),
                     node_images::Action::Send(node, message) => actions.push(Action::Send(node, message)),
                     node_images::Action::Write(node, write) => actions.push(Action::NodeImage(node, write)),
                     node_images::Action::Event(event) => actions.push(Action::Event(event)),

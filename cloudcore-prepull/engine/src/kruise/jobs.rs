@@ -1,13 +1,13 @@
 //! ImagePullJobs and ImageListPullJobs: which nodes get which tag when, and the statuses. Pure.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
-use prepull_api::overriders::SecretRef;
 use prepull_api::task::{JobUid, NodeName};
 
-use super::{Liveness, NodeImageUpdate, TagKey, TagState};
+use super::{Liveness, NodeImageUpdate, TagKey, TagRequest, TagState};
 
 mod finished;
 mod fleet;
@@ -105,9 +105,9 @@ impl KruiseJobs {
         }
     }
 
-    /// Whether the job is there, in the namespace of this secret, and names it.
-    pub(crate) fn names_secret(&self, job: &JobUid, secret: &SecretRef) -> bool {
-        self.registry.running.get(job).is_some_and(|job| job.names_secret(secret))
+    /// What the job requests in NodeImages; `None` if it isn't running, or has not been valid since the start.
+    pub(crate) fn request_of(&self, job: &JobUid) -> Option<Arc<TagRequest>> {
+        Some(self.registry.running.get(job)?.run.as_ref()?.request().clone())
     }
 
     fn with_effects(&mut self, now: Timestamp, act: impl FnOnce(&mut Self, &mut Effects<'_>)) {

@@ -51,9 +51,13 @@ pub use shared_parts::SharedParts;
 pub use tag_pull::is_of_node_image;
 use write_room::WriteRoom;
 
+/// What a job requests; `None` if it isn't running, or what it requests isn't known.
+type RequestOf<'a> = &'a dyn Fn(&JobUid) -> Option<Arc<TagRequest>>;
+
 struct Context<'a> {
     selector: &'a Selector,
     liveness: &'a dyn Fn(&JobUid) -> Liveness,
+    request_of: RequestOf<'a>,
     /// Takes a task slot of the node, if one is free.
     take_slot: &'a mut dyn FnMut(&NodeName) -> bool,
     progress_budget: &'a mut TokenBucket<Timestamp>,
@@ -171,6 +175,7 @@ impl NodeImageTracker {
         &mut self,
         now: Timestamp,
         liveness: &dyn Fn(&JobUid) -> Liveness,
+        request_of: RequestOf<'_>,
         take_slot: &mut dyn FnMut(&NodeName) -> bool,
     ) -> Vec<Action> {
         while let Some(name) = self.wakeups.pop_due(now) {
@@ -191,6 +196,7 @@ impl NodeImageTracker {
             let mut context = Context {
                 selector: &self.selector,
                 liveness,
+                request_of,
                 take_slot,
                 progress_budget: &mut self.progress_budget,
                 has_write_room: self.writes.has_room(),

@@ -35,7 +35,7 @@ pub(super) const DEFAULT_BACKOFF_LIMIT: u32 = 3;
 pub(super) const DEFAULT_PARALLELISM: u32 = 1;
 
 /// Most `pullSecrets`: each is written into the NodeImages of all nodes, and tried in its turn.
-const MAX_SECRETS: usize = 16;
+pub(super) const MAX_SECRETS: usize = 16;
 /// Most bytes of the labels and annotations of `sandboxConfig`, as [`sandbox_bytes`] counts them: it is written into the
 /// NodeImages of all nodes.
 const MAX_SANDBOX: usize = 16 << 10;

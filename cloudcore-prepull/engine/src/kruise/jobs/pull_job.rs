@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::{ImagePullJob, ImagePullJobStatus};
-use prepull_api::overriders::SecretRef;
 use prepull_api::task::{JobUid, NodeName};
 
 use super::fleet::KruiseFleet;
@@ -57,12 +56,6 @@ impl RunningPullJob {
 
     pub(super) fn selects_by_pods(&self) -> bool {
         self.valid_run().is_some_and(PullJobRun::selects_by_pods)
-    }
-
-    /// Whether the job is in the namespace of this secret, and names it.
-    pub(super) fn names_secret(&self, secret: &SecretRef) -> bool {
-        secret.namespace() == self.id().namespace
-            && self.run.as_ref().is_some_and(|run| run.names_secret(secret.name()))
     }
 
     /// Takes over the object. Returns whether the job has to react. `early_states`: states of tags that arrived before

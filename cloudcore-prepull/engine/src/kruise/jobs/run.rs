@@ -42,9 +42,8 @@ impl PullJobRun {
         matches!(self.job.template.nodes, NodeChoice::Pods(_))
     }
 
-    /// Whether `pullSecrets` has this name.
-    pub(super) fn names_secret(&self, name: &str) -> bool {
-        self.job.template.secrets.iter().any(|known| known == name)
+    pub(super) fn request(&self) -> &Arc<TagRequest> {
+        &self.request
     }
 
     pub(super) fn change_job(&mut self, id: &ObjectId, job: ValidPullJob) {

@@ -202,7 +202,7 @@ impl Pulls {
             }
             room -= 1;
             pull.begin_dispatch(fx.now);
-            let dispatch = pull.make_dispatch(image, tag, fx);
+            let dispatch = pull.make_dispatch(image, tag, context.request_of, fx);
             fx.emit(Action::Dispatch(Box::new(dispatch)));
         }
     }

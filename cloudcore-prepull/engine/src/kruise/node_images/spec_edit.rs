@@ -1,21 +1,28 @@
 //! Edits of a NodeImage's spec: tags that jobs request are added, and tags that have served their time are removed.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::{
-    ImageSpec, ImageTagSpec, MAX_IMAGES, MAX_TAGS, NodeImageSpec, NodeImageStatus,
+    ImageSpec, ImageTagSpec, MAX_IMAGES, MAX_TAGS, NodeImageSpec, NodeImageStatus, SecretObject,
 };
 use prepull_api::task::JobUid;
 
+use super::Context;
 use super::compact::CompactNodeImage;
 use super::owners::{is_in_round, is_job, job_of, jobs_of, namespace, round_namespace};
 use super::requests::QueuedRequest;
 use super::shares::make_room;
 use super::status::{ended_at, find_tag_status};
+use crate::kruise::rules::MAX_SECRETS;
 use crate::kruise::{Liveness, TagRequest};
+
+/// Secrets that stay where jobs have left them, the first ones of each image with a tag that a person has written: that tag may
+/// need them, and they may be the person's.
+const SPARE_SECRETS: usize = MAX_SECRETS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EditOutcome {
@@ -203,6 +210,49 @@ pub(super) fn prune_tags(
         spec.images.retain(|_, image| !image.tags.is_empty());
     }
     (has_changed, next)
+}
+
+/// Removes the secrets that jobs have left behind in an image: of a namespace that has lost an owner of its tags, those that no
+/// running owner names. Other secrets were written by hand, or by a job that is still there.
+pub(super) fn drop_left_secrets(
+    spec: &mut NodeImageSpec,
+    object: &CompactNodeImage,
+    Context { liveness, request_of, .. }: &Context<'_>,
+) {
+    for (name, _, before) in object.images() {
+        let Some(ImageSpec { tags, pull_secrets, .. }) = spec.images.get_mut(&**name) else { continue };
+        let owners = || tags.iter().flat_map(|tag| &tag.owner_references).filter(|owner| is_job(owner));
+        let present: HashSet<_> = owners().map(|owner| &owner.uid).collect();
+        let before = before.iter().flat_map(|tag| &tag.terms.owner_references).filter(|owner| is_job(owner));
+        let mut left: HashSet<&str> =
+            before.filter(|owner| !present.contains(&owner.uid)).map(namespace).collect();
+        if left.is_empty() || pull_secrets.is_empty() {
+            continue;
+        }
+        let mut requests = Vec::new();
+        for owner in owners() {
+            let Some(job) = job_of(owner).filter(|job| liveness(job) == Liveness::Active) else { continue };
+            match request_of(&job) {
+                Some(request) => requests.push(request),
+                // It can't be read, so that what it names isn't known.
+                None => _ = left.remove(namespace(owner)),
+            }
+        }
+        let named: HashSet<(&str, &str)> =
+            requests.iter().flat_map(|request| &request.secrets).map(id).collect();
+        let is_manual = |tag: &ImageTagSpec| round_namespace(&tag.owner_references).is_none();
+        let mut spare = if tags.iter().any(is_manual) { SPARE_SECRETS } else { 0 };
+        pull_secrets.retain(|secret| {
+            let is_needed = !left.contains(&*secret.namespace) || named.contains(&id(secret));
+            let is_kept = is_needed || spare > 0;
+            spare -= usize::from(!is_needed && is_kept);
+            is_kept
+        });
+    }
+}
+
+fn id(secret: &SecretObject) -> (&str, &str) {
+    (&secret.namespace, &secret.name)
 }
 
 /// When the time to live of a tag that has ended passes.

@@ -1,5 +1,7 @@
 //! One tag that has not ended: its task, and how far the task is.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,13 +15,13 @@ use prepull_api::task::{
 };
 use prepull_api::wire::truncate_reason;
 
-use super::TagDispatch;
 use super::compact::{CompactTag, TagStatus};
 use super::effects::{CancelledTasks, NodeEffects};
 use super::owners::{job_of, round_jobs, round_namespace};
 use super::shared_parts::ImageTerms;
-use crate::kruise::TagKey;
-use crate::kruise::rules::ValidTag;
+use super::{RequestOf, TagDispatch};
+use crate::kruise::rules::{MAX_SECRETS, ValidTag};
+use crate::kruise::{TagKey, TagRequest};
 use crate::shared::access::KeysSent;
 use crate::shared::pacing::{Moment, OWN_WINDOWS};
 use crate::shared::postponement::Postponement;
@@ -29,6 +31,9 @@ use crate::shared::postponement::Postponement;
 const SLACK: Duration = Duration::from_secs(60);
 /// Longest time of a task that can work: it keeps a slot that the jobs of all namespaces wait for.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Most secrets that are read for a task, one after the other while it keeps a slot: those of the job that asked last, and
+/// as many of other jobs, or that were written by hand.
+const MOST_SECRETS: usize = 2 * MAX_SECRETS;
 /// Seconds of the longest wait between two tries, as the edge does it.
 const LONGEST_WAIT: u64 = 30;
 /// How long an online node may be silent beyond its time, before it is given up.
@@ -366,9 +371,14 @@ impl TagPull {
         &self,
         image: &ImageTerms,
         tag: &CompactTag,
+        request_of: RequestOf<'_>,
         fx: &NodeEffects<'_>,
     ) -> TagDispatch {
         let owners = &tag.terms.owner_references;
+        let jobs: Vec<JobUid> = round_jobs(owners).filter_map(job_of).collect();
+        // The one that asked last comes first.
+        let requests: Vec<_> = jobs.iter().rev().filter_map(request_of).collect();
+        let (secrets, of_jobs) = choose_secrets(usable_secrets(image, owners), &requests);
         let image_task = ImageTask {
             image: self.key.to_string(),
             reference: self.tag.reference.to_string(),
@@ -389,9 +399,9 @@ impl TagPull {
                 images: vec![image_task],
             },
             reference: self.tag.reference.clone(),
-            secrets: usable_secrets(image, owners),
-            jobs: round_jobs(owners).filter_map(job_of).collect(),
-            of_jobs: Vec::new(),
+            secrets,
+            jobs,
+            of_jobs,
             remaining: self.remaining(fx.now),
         }
     }
@@ -447,6 +457,24 @@ fn usable_secrets(image: &ImageTerms, owners: &[ObjectReference]) -> Vec<SecretR
     let usable =
         image.pull_secrets.iter().filter(|secret| round.is_none_or(|round| round == secret.namespace));
     usable.filter_map(|secret| SecretRef::new(&secret.namespace, &secret.name).ok()).collect()
+}
+
+/// The secrets to read for a task, and those of them that its jobs name, which come first.
+fn choose_secrets(
+    mut usable: Vec<SecretRef>,
+    requests: &[Arc<TagRequest>],
+) -> (Vec<SecretRef>, Vec<SecretRef>) {
+    let mut ranks: HashMap<(&str, &str), usize> = HashMap::new();
+    for (rank, request) in requests.iter().enumerate() {
+        for secret in &request.secrets {
+            ranks.entry((&secret.namespace, &secret.name)).or_insert(rank);
+        }
+    }
+    let rank_of = |secret: &SecretRef| ranks.get(&(secret.namespace(), secret.name())).copied();
+    usable.sort_by_key(|secret| rank_of(secret).unwrap_or(usize::MAX));
+    usable.truncate(MOST_SECRETS);
+    let of_jobs = usable.iter().filter(|secret| rank_of(secret).is_some()).cloned().collect();
+    (usable, of_jobs)
 }
 
 /// The time as Kubernetes stores it.

@@ -44,6 +44,8 @@ pub(super) struct World {
     /// Free task slots of the node.
     pub(super) slots: i64,
     pub(super) jobs: RefCell<HashMap<JobUid, Liveness>>,
+    /// What the jobs have requested last.
+    requests: HashMap<JobUid, Arc<TagRequest>>,
     /// All actions but writes.
     pub(super) done: Vec<Action>,
     pub(super) writes: Vec<NodeImageWrite>,
@@ -82,6 +84,7 @@ impl World {
             session: 0,
             slots: 1,
             jobs: RefCell::default(),
+            requests: HashMap::new(),
             done: Vec::new(),
             writes: Vec::new(),
             api: true,
@@ -135,6 +138,8 @@ impl World {
     }
 
     pub(super) fn request(&mut self, request: &Arc<TagRequest>, new_round: bool) {
+        let job = JobUid(request.owner.uid.clone().unwrap());
+        self.requests.insert(job, request.clone());
         self.images.request_tag(&node(), request.clone(), new_round);
         self.settle();
     }
@@ -162,12 +167,14 @@ impl World {
             }
             let (jobs, slots) = (&self.jobs, &mut self.slots);
             let liveness = |job: &JobUid| jobs.borrow().get(job).copied().unwrap_or(Liveness::Deleted);
+            let request_of =
+                |job: &JobUid| self.requests.get(job).filter(|_| liveness(job) == Liveness::Active).cloned();
             let mut take = |_: &NodeName| {
                 let is_free = *slots > 0;
                 *slots -= i64::from(is_free);
                 is_free
             };
-            let actions = self.images.flush(self.now, &liveness, &mut take);
+            let actions = self.images.flush(self.now, &liveness, &request_of, &mut take);
             if actions.is_empty() && !has_moved {
                 return;
             }

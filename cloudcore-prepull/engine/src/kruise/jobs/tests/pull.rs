@@ -69,19 +69,13 @@ fn a_successful_job_releases_its_tags() {
 fn a_living_jobs_own_secrets_need_no_consent() {
     let mut d = Driver::with(&["a"]);
     d.job("job", spec(&json!({"pullSecrets": ["registry"]})));
-    let names = |d: &Driver, job: &str, secret: &str| {
-        d.jobs.names_secret(&uid(job), &SecretRef::parse(secret).unwrap())
-    };
-    assert!(names(&d, "job", "team/registry"));
-    assert!(
-        !names(&d, "job", "bank/registry"),
-        "the namespace is that of the job, whatever a NodeImage says"
-    );
-    assert!(!names(&d, "job", "team/other"));
-    assert!(!names(&d, "made-up", "team/registry"));
+    let secrets = d.jobs.request_of(&uid("job")).unwrap().secrets.clone();
+    let named: Vec<_> = secrets.iter().map(|secret| (&*secret.namespace, &*secret.name)).collect();
+    assert_eq!(named, [("team", "registry")], "the namespace is the job's, whatever a NodeImage says");
+    assert!(d.jobs.request_of(&uid("made-up")).is_none());
     d.delete("job");
     d.settle();
-    assert!(!names(&d, "job", "team/registry"));
+    assert!(d.jobs.request_of(&uid("job")).is_none());
 }
 
 #[test]

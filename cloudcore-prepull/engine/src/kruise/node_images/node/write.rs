@@ -223,13 +223,16 @@ impl TrackedNode {
         let mut edits = apply_requests(queued, one_at_a_time, |queued| {
             spec_edit::apply_request(spec, stored_tags, queued)
         });
+        spec_edit::drop_left_secrets(spec, object, context);
         if shares::stored_bytes(spec) > MAX_STORED {
             // Without those that don't fit: the API server would refuse the others with them.
             *spec = object.restore_spec();
             spec_edit::prune_tags(spec, status, context.liveness, fx.now);
+            spec_edit::drop_left_secrets(spec, object, context);
             edits = apply_requests(edits.into_requests(), one_at_a_time, |queued| {
                 apply_if_it_fits(spec, stored_tags, queued)
             });
+            spec_edit::drop_left_secrets(spec, object, context);
         }
         for (queued, edit) in edits.applied {
             match edit {

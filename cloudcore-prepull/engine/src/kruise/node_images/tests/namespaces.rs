@@ -136,3 +136,68 @@ fn a_tag_that_is_added_again_is_another() {
     let second = world.take_dispatched();
     assert_eq!((second.len(), secrets_of(&second[0])), (1, vec!["bank/s".to_owned()]));
 }
+
+/// The request of a job of shop for a tag of nginx, with a secret that has the job's name.
+fn request_with_secret(job: &str, tag: &str) -> Arc<TagRequest> {
+    let secret = prepull_api::crd::kruise::SecretObject { name: job.to_owned(), ..secret("shop") };
+    Arc::new(TagRequest { key: TagKey::new("nginx", tag), secrets: vec![secret], ..request(job) })
+}
+
+fn delete_job(world: &mut World, job: &str) {
+    world.jobs.borrow_mut().insert(JobUid(job.to_owned()), Liveness::Deleted);
+    world.input(Input::LivenessChanged(JobUid(job.to_owned())));
+}
+
+/// The names of the secrets that nginx has in the NodeImage.
+fn stored_secrets(world: &World) -> Vec<String> {
+    let image = &world.object.as_ref().unwrap().spec.images["nginx"];
+    image.pull_secrets.iter().map(|secret| format!("{}/{}", secret.namespace, secret.name)).collect()
+}
+
+#[test]
+fn a_deleted_job_takes_its_secrets_along() {
+    let mut world = World::new();
+    world.run_jobs(&["one", "two", "bank-job"]);
+    for (job, tag) in [("one", "1"), ("two", "2")] {
+        world.request(&request_with_secret(job, tag), false);
+    }
+    world.request(&request_from("bank", "bank-job"), false);
+    assert_eq!(stored_secrets(&world), ["shop/one", "shop/two", "bank/s"]);
+    delete_job(&mut world, "two");
+    assert_eq!(stored_secrets(&world), ["shop/one", "bank/s"]);
+    // Also one that leaves the image, since its own has changed.
+    let moved = TagRequest { key: TagKey::new("other", "1"), ..(*request_from("bank", "bank-job")).clone() };
+    world.request(&Arc::new(moved), false);
+    assert_eq!(stored_secrets(&world), ["shop/one"]);
+}
+
+#[test]
+fn a_persons_secrets_outlive_those_of_jobs() {
+    let mut world = World::new();
+    world.edit(|spec| {
+        add_manual_tag(spec, "nginx", "manual");
+        spec.images.get_mut("nginx").unwrap().pull_secrets = vec![secret("shop"), secret("bank")];
+    });
+    for job in (0..20).map(|number| format!("job-{number}")) {
+        world.run_jobs(&[&job]);
+        world.request(&request_with_secret(&job, "1"), false);
+        delete_job(&mut world, &job);
+    }
+    let kept = stored_secrets(&world);
+    assert_eq!((kept.len(), &kept[..2]), (17, &["shop/s".to_owned(), "bank/s".to_owned()][..]));
+}
+
+#[test]
+fn few_secrets_are_read_for_a_task() {
+    let mut world = World::new();
+    for job in (0..40).map(|number| format!("job-{number}")) {
+        world.run_jobs(&[&job]);
+        world.request(&request_with_secret(&job, "1"), false);
+    }
+    let first = world.take_dispatched().remove(0);
+    assert_eq!((secrets_of(&first), first.of_jobs.len()), (vec!["shop/job-0".to_owned()], 1));
+    world.end_task(&first.task.id, pulled());
+    let second = world.take_dispatched().remove(0);
+    assert_eq!((second.secrets.len(), second.of_jobs.len()), (32, 32));
+    assert_eq!(secrets_of(&second)[..2], ["shop/job-39", "shop/job-38"], "that of the last one comes first");
+}

@@ -170,7 +170,7 @@ fn a_large_fleets_writes_take_turns() {
     let nodes = (0..260).map(|n| NodeView { name: NodeName(format!("n{n:03}")), ..view(&[]) });
     images.note_fleet_event(FleetEvent::Nodes(nodes.collect()), now);
     let flush = |images: &mut NodeImageTracker| {
-        let actions = images.flush(now, &|_| Liveness::Deleted, &mut |_| false);
+        let actions = images.flush(now, &|_| Liveness::Deleted, &|_| None, &mut |_| false);
         let node = |action| if let Action::Write(node, _) = action { Some(node) } else { None };
         actions.into_iter().filter_map(node).collect::<Vec<_>>()
     };
