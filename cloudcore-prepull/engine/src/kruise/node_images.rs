@@ -62,6 +62,8 @@ struct Context<'a> {
     take_slot: &'a mut dyn FnMut(&NodeName) -> bool,
     progress_budget: &'a mut TokenBucket<Timestamp>,
     has_write_room: bool,
+    /// Most bytes of the NodeImage.
+    most_stored: usize,
 }
 
 /// Writes of statuses that tell of nothing but progress, over all nodes: 20 a second. Ten thousand nodes that pull at
@@ -75,6 +77,8 @@ fn progress_budget() -> TokenBucket<Timestamp> {
 pub struct NodeImageTracker {
     selector: Selector,
     nodes: BTreeMap<NodeName, TrackedNode>,
+    /// How many of the nodes have a NodeImage.
+    objects: usize,
     parts: SharedParts,
     /// Jobs that have another liveness since the last flush.
     changed_jobs: HashSet<JobUid>,
@@ -95,6 +99,7 @@ impl NodeImageTracker {
         Self {
             selector,
             nodes: BTreeMap::new(),
+            objects: 0,
             parts: SharedParts::default(),
             changed_jobs: HashSet::new(),
             created: BTreeSet::new(),
@@ -200,6 +205,7 @@ impl NodeImageTracker {
                 take_slot,
                 progress_budget: &mut self.progress_budget,
                 has_write_room: self.writes.has_room(),
+                most_stored: shares::most_stored(self.objects),
             };
             let mut fx = NodeEffects::new(&name, now, &mut self.actions, &mut self.slot_changes);
             let was_writing = node.is_writing();
@@ -281,7 +287,8 @@ impl NodeImageTracker {
                 self.observe_node_image(&name, Some(*object), now);
             }
             Err(unreadable) => {
-                self.nodes.entry(name.clone()).or_default();
+                let node = self.nodes.entry(name.clone()).or_default();
+                self.objects += usize::from(node.is_without_object());
                 self.update_node(&name, now, |node, fx| node.observe_unreadable(unreadable, fx));
             }
         }
@@ -294,7 +301,9 @@ impl NodeImageTracker {
         }
         let Some(node) = self.nodes.get_mut(name) else { return };
         let mut fx = NodeEffects::new(name, now, &mut self.actions, &mut self.slot_changes);
+        self.objects -= usize::from(!node.is_without_object());
         node.observe(object, &self.selector, &mut self.parts, &mut fx);
+        self.objects += usize::from(!node.is_without_object());
         self.dirty.insert(name.clone());
     }
 

@@ -43,7 +43,7 @@ pub(super) fn end_events(
 /// Publishes that the NodeImage has no room for a tag that a job requests.
 pub(super) fn full_event(uid: &str, image: &str, fx: &mut NodeEffects<'_>) {
     let note = format!(
-        "image {image}: the NodeImage has no room for it: it has 256 images, 256 tags of this one, or 1 MiB"
+        "image {image}: the NodeImage has no room for it: it has 256 images, 256 tags of this one, or its share of the bytes that all NodeImages may have"
     );
     emit_failure(ObjectKind::NodeImage, node_image_id(fx.node, uid), note, fx);
 }

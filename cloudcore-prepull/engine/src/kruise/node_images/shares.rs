@@ -20,6 +20,20 @@ pub(super) fn stored_bytes(spec: &NodeImageSpec) -> usize {
         .sum()
 }
 
+/// Most bytes of a NodeImage, as [`stored_bytes`] counts them: the API server takes 1.5 MiB, and refuses all of a write that is
+/// larger, the requests of other namespaces with it.
+const MAX_STORED: usize = 1 << 20;
+/// Most bytes of all NodeImages: a quarter of what etcd may have by default, since it keeps earlier versions of each, and other
+/// objects.
+const ALL_STORED: usize = 512 << 20;
+/// A NodeImage has room for some 25 images, even if there are more NodeImages than [`ALL_STORED`] is meant for.
+const LEAST_STORED: usize = 32 << 10;
+
+/// Most bytes of each NodeImage, if there are this many.
+pub(super) fn most_stored(node_images: usize) -> usize {
+    (ALL_STORED / node_images.max(1)).clamp(LEAST_STORED, MAX_STORED)
+}
+
 /// The keys of an owner, a secret or a sandbox, and the texts of an owner but its name.
 const ENTRY: usize = 300;
 
@@ -178,6 +192,15 @@ mod tests {
             let (json, estimate) = bytes(&spec);
             let (json, estimate) = (json - before.0, estimate.saturating_sub(before.1));
             assert!((json..=json + ENTRY).contains(&estimate), "{what}: {estimate} for {json}");
+        }
+    }
+
+    #[test]
+    fn many_node_images_are_smaller() {
+        for (node_images, most) in
+            [(0, 1 << 20), (512, 1 << 20), (1024, 512 << 10), (10_000, 53_687), (100_000, 32 << 10)]
+        {
+            assert_eq!(most_stored(node_images), most, "{node_images}");
         }
     }
 

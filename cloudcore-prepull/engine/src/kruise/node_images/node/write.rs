@@ -24,9 +24,6 @@ use crate::shared::pacing::{Backoff, Moment};
 
 /// The wait after a write that failed, or had no effect.
 const WRITE_RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
-/// Most bytes of a NodeImage, as [`shares::stored_bytes`] counts them: the API server takes 1.5 MiB, and refuses all of a
-/// write that is larger, the requests of other namespaces with it.
-const MAX_STORED: usize = 1 << 20;
 /// Between two writes of one status when tags have ended: those that end at the same time share a write.
 const END_GAP: Duration = Duration::from_millis(300);
 /// Between two writes of one status for progress.
@@ -224,13 +221,13 @@ impl TrackedNode {
             spec_edit::apply_request(spec, stored_tags, queued)
         });
         spec_edit::drop_left_secrets(spec, object, context);
-        if shares::stored_bytes(spec) > MAX_STORED {
+        if shares::stored_bytes(spec) > context.most_stored {
             // Without those that don't fit: the API server would refuse the others with them.
             *spec = object.restore_spec();
             spec_edit::prune_tags(spec, status, context.liveness, fx.now);
             spec_edit::drop_left_secrets(spec, object, context);
             edits = apply_requests(edits.into_requests(), one_at_a_time, |queued| {
-                apply_if_it_fits(spec, stored_tags, queued)
+                apply_if_it_fits(spec, stored_tags, queued, context.most_stored)
             });
             spec_edit::drop_left_secrets(spec, object, context);
         }
@@ -352,10 +349,17 @@ fn apply_requests(
 }
 
 /// Applies a request, but one that makes the NodeImage too large finds no room.
-fn apply_if_it_fits(spec: &mut NodeImageSpec, stored: StoredTags<'_>, queued: &QueuedRequest) -> EditOutcome {
+fn apply_if_it_fits(
+    spec: &mut NodeImageSpec,
+    stored: StoredTags<'_>,
+    queued: &QueuedRequest,
+    most: usize,
+) -> EditOutcome {
     let before = spec.clone();
     let edit = spec_edit::apply_request(spec, stored, queued);
-    let fits = |spec: &NodeImageSpec| shares::stored_bytes(spec) <= MAX_STORED;
+    // It may have been filled when there were fewer NodeImages.
+    let most = most.max(shares::stored_bytes(&before));
+    let fits = |spec: &NodeImageSpec| shares::stored_bytes(spec) <= most;
     if edit == EditOutcome::Changed
         && !make_room(spec, stored.status, owners::namespace(&queued.request.owner), fits)
     {

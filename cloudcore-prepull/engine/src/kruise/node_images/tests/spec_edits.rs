@@ -237,6 +237,51 @@ fn a_request_that_does_not_fit_fails_alone() {
     );
 }
 
+#[test]
+fn a_large_fleets_node_images_are_smaller() {
+    for (others, fits) in [(0, true), (2_000, false)] {
+        let mut world = World::new();
+        for number in 0..others {
+            let mut object = NodeImage::new(&format!("other-{number}"), NodeImageSpec::default());
+            // So that nothing is written into it.
+            object.metadata.deletion_timestamp = Some(Time(world.now));
+            world.images.handle(Input::NodeImage(Ok(Box::new(object.into()))), world.now);
+        }
+        live(&world, "job", Liveness::Active);
+        let labels = Some([("k".to_owned(), "v".repeat(300 << 10))].into());
+        let sandbox = Some(SandboxConfig { labels, annotations: None });
+        world.request(&Arc::new(TagRequest { sandbox, ..request("job") }), false);
+        assert_eq!(world.spec_tag("nginx", "1.25").is_some(), fits, "{others}");
+        for number in 0..others {
+            let (name, uid) = (NodeName(format!("other-{number}")), String::new());
+            world.images.handle(Input::NodeImageGone { name, uid }, world.now);
+        }
+        world.request(&Arc::new(TagRequest { key: TagKey::new("other", "1"), ..request("job") }), false);
+        assert_eq!((world.images.objects, world.images.nodes.len()), (1, 1), "{others}");
+    }
+}
+
+#[test]
+fn a_new_round_needs_no_room() {
+    let mut world = World::new();
+    live(&world, "job", Liveness::Active);
+    live(&world, "other", Liveness::Active);
+    let job = Arc::new(request("job"));
+    world.request(&job, false);
+    let task = world.take_dispatched()[0].task.id.clone();
+    world.end_task(&task, pulled());
+    world.edit(|spec| {
+        add_manual_tag(spec, "large", "1");
+        let labels = Some([("k".to_owned(), "v".repeat(1 << 20))].into());
+        spec.images.get_mut("large").unwrap().sandbox_config =
+            Some(SandboxConfig { labels, annotations: None });
+    });
+    world.request(&job, true);
+    assert_eq!(world.spec_tag("nginx", "1.25").unwrap().version, 1);
+    world.request(&Arc::new(TagRequest { key: TagKey::new("other", "1"), ..request("other") }), false);
+    assert_eq!(world.spec_tag("other", "1"), None, "another image does");
+}
+
 /// The request of a job of another namespace than the others.
 fn of_evil(job: &str, image: &str, tag: &str) -> TagRequest {
     let mut request = TagRequest { key: TagKey::new(image, tag), ..request(job) };
