@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use prepull_api::crd::kruise::{ImageTagStatus, PullPhase};
+use prepull_api::crd::kruise::{ImageTagStatus, PullPhase, SandboxConfig};
 use prepull_api::enroll::hex;
 use prepull_api::overriders::SecretRef;
 use prepull_api::task::{
@@ -379,6 +379,12 @@ impl TagPull {
         // The one that asked last comes first.
         let requests: Vec<_> = jobs.iter().rev().filter_map(request_of).collect();
         let (secrets, of_jobs) = choose_secrets(usable_secrets(image, owners), &requests);
+        // The image's is that of the job which asked last for any tag of it, maybe in another namespace.
+        let sandbox = match requests.first() {
+            Some(request) => request.sandbox.as_ref(),
+            None if jobs.is_empty() => image.sandbox_config.as_ref(),
+            None => None,
+        };
         let image_task = ImageTask {
             image: self.key.to_string(),
             reference: self.tag.reference.to_string(),
@@ -386,7 +392,7 @@ impl TagPull {
             retries: self.tag.retries,
             key: 0,
             timeout: Some(self.tag.timeout),
-            sandbox: sandbox(image),
+            sandbox: sandbox.map(sandbox_metadata),
         };
         TagDispatch {
             node: fx.node.clone(),
@@ -425,8 +431,7 @@ pub(super) fn refused_status(tag: &CompactTag, reason: String, now: Timestamp) -
 }
 
 /// The id of a tag's task: it changes with everything that changes the node's work. The sandbox does not count, since
-/// it belongs to the whole image: a job that changes it does not disturb the other tags, which get it with their next
-/// task.
+/// it belongs to the whole image: a job that changes it does not disturb the other tags.
 pub(super) fn task_id(uid: &str, key: &TagKey, valid: &ValidTag) -> TaskId {
     let what = serde_json::json!([
         key.image,
@@ -442,12 +447,11 @@ pub(super) fn task_id(uid: &str, key: &TagKey, valid: &ValidTag) -> TaskId {
     TaskId { job: JobUid(format!("{uid}{SEPARATOR}{hash}")), attempt: valid.attempt }
 }
 
-fn sandbox(image: &ImageTerms) -> Option<SandboxMetadata> {
-    let config = image.sandbox_config.as_ref()?;
-    Some(SandboxMetadata {
+fn sandbox_metadata(config: &SandboxConfig) -> SandboxMetadata {
+    SandboxMetadata {
         labels: config.labels.clone().unwrap_or_default(),
         annotations: config.annotations.clone().unwrap_or_default(),
-    })
+    }
 }
 
 /// The secrets that a tag may use. Those of an image are shared by its tags; a tag that is pulled for jobs uses only those

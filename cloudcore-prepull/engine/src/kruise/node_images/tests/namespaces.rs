@@ -201,3 +201,22 @@ fn few_secrets_are_read_for_a_task() {
     assert_eq!((second.secrets.len(), second.of_jobs.len()), (32, 32));
     assert_eq!(secrets_of(&second)[..2], ["shop/job-39", "shop/job-38"], "that of the last one comes first");
 }
+
+#[test]
+fn a_job_is_sent_with_its_own_sandbox() {
+    let mut world = World::new();
+    world.slots = 0;
+    world.run_jobs(&["shop-job", "evil-job"]);
+    world.request(&request_from("shop", "shop-job"), false);
+    let labels = Some([("app".to_owned(), "evil".to_owned())].into());
+    let sandbox = Some(prepull_api::crd::kruise::SandboxConfig { labels, annotations: None });
+    let key = TagKey::new("nginx", "evil");
+    let evil = TagRequest { key, sandbox, ..(*request_from("evil", "evil-job")).clone() };
+    world.request(&Arc::new(evil), false);
+    world.slots = 2;
+    world.input(Input::SlotFreed(node()));
+    let sent = world.take_dispatched().into_iter();
+    let sandboxes: BTreeMap<_, _> =
+        sent.map(|sent| (sent.task.images[0].image.clone(), sent.task.images[0].sandbox.is_some())).collect();
+    assert_eq!(sandboxes, [("nginx:1.25".to_owned(), false), ("nginx:evil".to_owned(), true)].into());
+}
