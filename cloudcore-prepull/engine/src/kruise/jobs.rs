@@ -8,6 +8,7 @@ use prepull_api::crd::kruise::{ImageListPullJob, ImagePullJob};
 use prepull_api::task::{JobUid, NodeName};
 
 use super::{Liveness, NodeImageUpdate, TagKey, TagRequest, TagState};
+use crate::shared::objects::ObjectId;
 
 mod finished;
 mod fleet;
@@ -51,7 +52,7 @@ pub struct KruiseJobs {
     registry: JobRegistry<RunningPullJob>,
     lists: Lists,
     /// The running jobs that share one parallelism, by their list, or by the ImagePullJob itself.
-    groups: HashMap<JobUid, BTreeSet<JobUid>>,
+    groups: HashMap<ObjectId, BTreeSet<JobUid>>,
     early_states: HashMap<JobUid, EarlyTagStates>,
     actions: Vec<Action>,
 }
@@ -126,10 +127,10 @@ impl KruiseJobs {
                 self.remove_gone(&uid, fx);
             }
             Input::ListJobs(lists) => {
-                let uids: Vec<JobUid> = lists.iter().map(|list| kind::id_of(list).uid).collect();
+                let groups: Vec<ObjectId> = lists.iter().map(kind::id_of).collect();
                 self.lists.replace(lists, fx);
-                for uid in &uids {
-                    self.mark_group(uid);
+                for group in &groups {
+                    self.mark_group(group);
                 }
             }
             Input::ListJob(list) => self.observe_list(list, fx),
@@ -195,25 +196,25 @@ impl KruiseJobs {
         }
     }
 
-    fn members(&self, group: &JobUid) -> impl Iterator<Item = &JobUid> {
+    fn members(&self, group: &ObjectId) -> impl Iterator<Item = &JobUid> {
         self.groups.get(group).into_iter().flatten()
     }
 
     /// The runs of a group's jobs that may ask nodes.
-    fn runs(&self, group: &JobUid) -> impl Iterator<Item = &PullJobRun> {
+    fn runs(&self, group: &ObjectId) -> impl Iterator<Item = &PullJobRun> {
         self.members(group).filter_map(|uid| self.registry.running.get(uid)?.valid_run())
     }
 
     /// How many nodes the jobs of a group may keep busy: the list's `parallelism`, or the least of the jobs' own while
     /// the list is unknown.
-    fn parallelism(&self, group: &JobUid) -> u32 {
+    fn parallelism(&self, group: &ObjectId) -> u32 {
         let own = || self.runs(group).map(PullJobRun::parallelism).min();
         self.lists.parallelism(group).or_else(own).unwrap_or_default()
     }
 
     /// Has the jobs of a group request their tags as long as slots are free. Parallelism bounds nodes, not pulls: a node
     /// that is busy with one image of a list is asked for the others too.
-    fn fill_slots(&mut self, group: &JobUid, changed: &mut BTreeSet<JobUid>, fx: &mut Effects<'_>) {
+    fn fill_slots(&mut self, group: &ObjectId, changed: &mut BTreeSet<JobUid>, fx: &mut Effects<'_>) {
         let parallelism = self.parallelism(group) as usize;
         if parallelism == 0 || self.runs(group).all(|run| run.roster().wanted_nodes().is_empty()) {
             return;
@@ -239,7 +240,7 @@ impl KruiseJobs {
     /// Has each of the jobs that want the node request its tag.
     fn request_tags(
         &mut self,
-        group: &JobUid,
+        group: &ObjectId,
         node: &NodeName,
         changed: &mut BTreeSet<JobUid>,
         fx: &mut Effects<'_>,
@@ -392,7 +393,7 @@ impl KruiseJobs {
     }
 
     /// Takes a job out of a group. The slots that it gives back are the others'.
-    fn leave_group(&mut self, uid: &JobUid, group: &JobUid) {
+    fn leave_group(&mut self, uid: &JobUid, group: &ObjectId) {
         let Some(members) = self.groups.get_mut(group) else { return };
         members.remove(uid);
         if members.is_empty() {
@@ -401,16 +402,16 @@ impl KruiseJobs {
         self.mark_group(group);
     }
 
-    fn mark_group(&mut self, group: &JobUid) {
+    fn mark_group(&mut self, group: &ObjectId) {
         for member in self.groups.get(group).into_iter().flatten() {
             self.registry.agenda.mark(member);
         }
     }
 
     fn observe_list(&mut self, object: KruiseJobObject<ImageListPullJob>, fx: &mut Effects<'_>) {
-        let uid = kind::id_of(&object).uid;
+        let group = kind::id_of(&object);
         self.lists.observe(object, fx);
         // The parallelism of a list is that of its jobs.
-        self.mark_group(&uid);
+        self.mark_group(&group);
     }
 }

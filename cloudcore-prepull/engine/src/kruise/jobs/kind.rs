@@ -7,7 +7,6 @@ use prepull_api::crd::kruise::{
     CompletionPolicy, ImageListPullJob, ImageListPullJobSpec, ImageListPullJobStatus, ImagePullJob,
     ImagePullJobSpec, ImagePullJobStatus,
 };
-use prepull_api::task::JobUid;
 
 use super::{Action, JobWrite, metadata};
 use crate::shared::events::ObjectKind;
@@ -116,7 +115,7 @@ pub(super) fn ttl<K: JobKind>(spec: &K::Spec) -> Option<i32> {
 }
 
 /// The slot group of a job: its list, or the job itself.
-pub(super) fn slot_group_of(object: &KruiseJobObject<ImagePullJob>) -> JobUid {
+pub(super) fn slot_group_of(object: &KruiseJobObject<ImagePullJob>) -> ObjectId {
     let list = object.as_ref().ok().and_then(|job| metadata::list_of(job));
-    list.unwrap_or_else(|| id_of(object).uid)
+    list.unwrap_or_else(|| id_of(object))
 }

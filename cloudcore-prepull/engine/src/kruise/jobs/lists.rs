@@ -24,8 +24,8 @@ use list_job::RunningListJob;
 pub(super) struct Lists {
     registry: JobRegistry<RunningListJob>,
     /// The children by their list, also those of a list that the watch has not delivered yet; none of finished lists.
-    children: HashMap<JobUid, Children>,
-    list_of: BTreeMap<JobUid, JobUid>,
+    children: HashMap<ObjectId, Children>,
+    list_of: BTreeMap<JobUid, ObjectId>,
 }
 
 impl Lists {
@@ -35,8 +35,8 @@ impl Lists {
     }
 
     /// The list's `parallelism`, which is for all children together; `None` if the list is unknown or has finished.
-    pub(super) fn parallelism(&self, list: &JobUid) -> Option<u32> {
-        self.registry.running.get(list)?.parallelism()
+    pub(super) fn parallelism(&self, list: &ObjectId) -> Option<u32> {
+        self.registry.running.get(&list.uid).filter(|known| known.id() == list)?.parallelism()
     }
 
     pub(super) fn replace(&mut self, objects: Vec<KruiseJobObject<ImageListPullJob>>, fx: &mut Effects<'_>) {
@@ -70,8 +70,8 @@ impl Lists {
             RegistryVerdict::Ignore | RegistryVerdict::Run => {}
             RegistryVerdict::Remove => _ = self.registry.remove(uid),
             RegistryVerdict::Finish(finished) => {
+                let children = self.children.remove(finished.id());
                 self.registry.finish(uid, finished);
-                let children = self.children.remove(uid);
                 for child in children.iter().flat_map(Children::uids) {
                     self.list_of.remove(child);
                 }
@@ -102,13 +102,12 @@ impl Lists {
             self.remove_child(&uid);
         }
         // A finished list does not look at its children any more.
-        let Some(list) = list.filter(|list| !self.registry.is_finished(list)) else { return };
+        let Some(list) = list.filter(|list| self.registry.finished_id(&list.uid) != Some(list)) else {
+            return;
+        };
         self.list_of.insert(uid, list.clone());
-        if let Some(known) = self.registry.running.get_mut(&list) {
-            known.confirm_child_write(&child.image, ChildWrite::Create);
-        }
-        self.children.entry(list.clone()).or_default().put(child);
-        self.registry.agenda.mark(&list);
+        self.confirm_child_write(&list, &child.image, ChildWrite::Create);
+        self.children.entry(list).or_default().put(child);
     }
 
     /// Forgets an ImagePullJob that may be a child.
@@ -119,10 +118,17 @@ impl Lists {
         if children.is_empty() {
             self.children.remove(&list);
         }
-        if let Some((known, child)) = self.registry.running.get_mut(&list).zip(child) {
-            known.confirm_child_write(&child.image, ChildWrite::Delete);
+        if let Some(child) = child {
+            self.confirm_child_write(&list, &child.image, ChildWrite::Delete);
         }
-        self.registry.agenda.mark(&list);
+    }
+
+    /// A child of the list has come or gone.
+    fn confirm_child_write(&mut self, list: &ObjectId, image: &str, write: ChildWrite) {
+        if let Some(known) = self.registry.running.get_mut(&list.uid).filter(|known| known.id() == list) {
+            known.confirm_child_write(image, write);
+            self.registry.agenda.mark(&list.uid);
+        }
     }
 
     /// A job of this name is gone (`None`: its name is unknown by now). Lists that wait for the name try it at once.
@@ -142,7 +148,8 @@ impl Lists {
                 self.registry.delete_if_due(&uid, fx);
                 continue;
             };
-            list.advance(self.children.get(&uid).unwrap_or(&none), fx);
+            let children = self.children.get(list.id()).unwrap_or(&none);
+            list.advance(children, fx);
             self.registry.agenda.wake_at(&uid, list.next_wakeup());
         }
     }

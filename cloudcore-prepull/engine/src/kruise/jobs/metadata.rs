@@ -16,15 +16,17 @@ pub(super) fn object_id(metadata: &ObjectMeta) -> ObjectId {
     }
 }
 
-/// The ImageListPullJob that controls a job.
-pub(super) fn list_of(job: &ImagePullJob) -> Option<JobUid> {
+/// The ImageListPullJob that controls a job: if there is one of this name and UID in the job's own namespace. A job of another
+/// namespace may name the same owner, and is none of its children.
+pub(super) fn list_of(job: &ImagePullJob) -> Option<ObjectId> {
     let is_list = |owner: &&OwnerReference| {
         let group = owner.api_version.split('/').next();
         let is_kind = owner.kind == ObjectKind::ImageListPullJob.as_str();
         owner.controller == Some(true) && is_kind && group == Some(GROUP)
     };
     let owner = job.metadata.owner_references.iter().flatten().find(is_list)?;
-    Some(JobUid(owner.uid.clone()))
+    let namespace = job.metadata.namespace.clone().unwrap_or_default();
+    Some(ObjectId { namespace, name: owner.name.clone(), uid: JobUid(owner.uid.clone()) })
 }
 
 pub(super) fn is_being_deleted(metadata: &ObjectMeta) -> bool {

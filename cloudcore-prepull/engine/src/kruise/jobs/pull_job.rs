@@ -21,7 +21,7 @@ use crate::shared::objects::ObjectId;
 pub(super) struct RunningPullJob {
     lifecycle: Lifecycle<ImagePullJob>,
     /// The group that its slots are counted in: its list, or itself.
-    pub(super) group: JobUid,
+    pub(super) group: ObjectId,
     /// Since the spec was valid for the first time.
     pub(super) run: Option<PullJobRun>,
 }

@@ -62,6 +62,10 @@ impl RunningListJob {
         }
     }
 
+    pub(super) fn id(&self) -> &ObjectId {
+        self.lifecycle.id()
+    }
+
     /// Takes over the object. Returns whether the list has to react.
     pub(super) fn observe(
         &mut self,

@@ -133,9 +133,11 @@ fn the_oldest_job_comes_first() {
 #[test]
 fn only_a_controlling_list_has_children() {
     let mut job = ImagePullJob::new("job", ImagePullJobSpec::default());
-    let list = owner(&ObjectId { namespace: "team".to_owned(), name: "list".to_owned(), uid: uid("list") });
+    job.metadata.namespace = Some("team".to_owned());
+    let id = ObjectId { namespace: "team".to_owned(), name: "list".to_owned(), uid: uid("list") };
+    let list = owner(&id);
     for (owner, expected) in [
-        (list.clone(), Some(uid("list"))),
+        (list.clone(), Some(id)),
         (OwnerReference { controller: None, ..list.clone() }, None),
         (OwnerReference { kind: "CloneSet".to_owned(), ..list.clone() }, None),
         (OwnerReference { api_version: "example.io/v1".to_owned(), ..list }, None),

@@ -503,15 +503,56 @@ fn an_orphaned_child_is_replaced() {
     assert_eq!(take_child_writes(&mut d), ["make nginx:1"]);
 }
 
+/// A job of another namespace that names the list of `like` as its owner.
+fn foreign_child(like: &ImagePullJob, name: &str) -> ImagePullJob {
+    let mut job = like.clone();
+    job.metadata.namespace = Some("evil".to_owned());
+    job.metadata.name = Some(name.to_owned());
+    job.metadata.uid = Some(format!("evil-{name}"));
+    job
+}
+
+#[test]
+fn a_child_is_in_its_lists_namespace() {
+    let mut d = Driver::with(THREE);
+    d.list("list", json!({"images": ["nginx:1"]}));
+    let mut foreign = foreign_child(&d.api[&nginx()], &nginx());
+    foreign.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(d.now));
+    d.input(Input::PullJob(Ok(Box::new(foreign))));
+    d.settle();
+    take_child_writes(&mut d);
+    d.delete(&nginx());
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), ["make nginx:1"], "its name is free");
+    let mut foreign = foreign_child(&d.api[&nginx()], "other");
+    foreign.spec.image = "other:1".to_owned();
+    d.input(Input::PullJob(Ok(Box::new(foreign))));
+    d.settle();
+    assert_eq!(take_child_writes(&mut d), Vec::<String>::new(), "an image that the list doesn't have");
+}
+
+#[test]
+fn a_foreign_child_shares_no_slots() {
+    let mut d = Driver::with(THREE);
+    d.list("list", json!({"images": ["nginx:1"], "parallelism": 0}));
+    let mut foreign = foreign_child(&d.api[&nginx()], "other");
+    foreign.spec = serde_json::from_value(json!({"image": "other:1"})).unwrap();
+    foreign.status = None;
+    d.input(Input::PullJob(Ok(Box::new(foreign))));
+    d.settle();
+    assert_eq!(take_asked(&mut d), ["a other"], "its parallelism is its own");
+}
+
 #[test]
 fn relisting_drops_deleted_lists() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"parallelism": 2})));
     let list = Box::new(d.lists["list"].clone());
+    let id = metadata::object_id(&list.metadata);
     d.input(Input::ListJobs(vec![Ok(list)]));
-    assert_eq!(d.jobs.lists.parallelism(&uid("list")), Some(2));
+    assert_eq!(d.jobs.lists.parallelism(&id), Some(2));
     d.input(Input::ListJobs(Vec::new()));
-    assert_eq!(d.jobs.lists.parallelism(&uid("list")), None);
+    assert_eq!(d.jobs.lists.parallelism(&id), None);
 }
 
 #[test]
