@@ -43,22 +43,27 @@ struct CloudTime {
     /// Since 1970.
     time: Duration,
     at: Instant,
-    /// The same moment by a clock that goes on while the machine sleeps.
+    /// The same moment by a clock that stands still while the machine sleeps, and by one that goes on.
+    awake: std::time::Instant,
     boot: Option<BootTime>,
 }
 
 impl CloudTime {
     /// The time since 1970, at this moment of the boot.
     fn now(self, boot: Option<BootTime>) -> Duration {
-        let since_boot = boot.zip(self.boot).and_then(|(now, then)| now.elapsed_since(then));
-        self.time + self.at.elapsed().max(since_boot.unwrap_or_default())
+        let elapsed = boot.zip(self.boot).and_then(|(now, then)| now.elapsed_since(then));
+        let asleep = elapsed.and_then(|elapsed| elapsed.checked_sub(self.awake.elapsed()));
+        // The clocks aren't read at the same time.
+        let asleep = asleep.filter(|asleep| *asleep >= Duration::from_secs(1));
+        self.time + self.at.elapsed() + asleep.unwrap_or_default()
     }
 }
 
 impl CloudClock {
     /// Sets the time since 1970.
     pub(crate) fn set(&self, now: Duration) {
-        let time = CloudTime { time: now, at: Instant::now(), boot: BootTime::now() };
+        let (awake, boot) = (std::time::Instant::now(), BootTime::now());
+        let time = CloudTime { time: now, at: Instant::now(), awake, boot };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(time);
     }
 
@@ -157,7 +162,8 @@ mod tests {
     fn time_passes_while_the_machine_sleeps() {
         let hours = |hours: u64| Duration::from_secs(hours * 3600);
         let boot = |id, hours: u64| Some(BootTime { id, millis: hours * 3_600_000 });
-        let at_two = CloudTime { time: hours(2), at: Instant::now(), boot: boot(1, 10) };
+        let awake = std::time::Instant::now();
+        let at_two = CloudTime { time: hours(2), at: Instant::now(), awake, boot: boot(1, 10) };
         let hour = |boot| at_two.now(boot).as_secs() / 3600;
         assert_eq!(hour(boot(1, 17)), 9);
         assert_eq!([boot(1, 10), boot(2, 17), None].map(hour), [2; 3], "the other clock counts");

@@ -20,25 +20,21 @@ pub use facts::{ImageFacts, KubeletRecord, NoDelta, PulledBy};
 pub use removal::{ImageRemoval, KeepCode, MAX_REMOVALS, Removal, RemovalOutcome, RemovalResult};
 pub use upgrade::Upgrade;
 
-/// Most bytes of a [`JobUid`] in a message. One of Kubernetes has 36, and that of an image on a NodeImage 17 more. A node may
+/// Most bytes of the [`JobUid`] of a task in a message. One of Kubernetes has 36, and that of an image on a NodeImage 17 more. A node may
 /// invent UIDs, which the cloud keeps for a while.
 pub const MAX_JOB_UID: usize = 128;
 
 /// The UID of the object that a task comes from, as Kubernetes gave it.
-///
-/// # Errors
-/// Deserializing one of more than [`MAX_JOB_UID`] bytes fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct JobUid(#[serde(deserialize_with = "short_uid")] pub String);
+pub struct JobUid(pub String);
 
-fn short_uid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let uid = String::deserialize(deserializer)?;
-    if uid.len() > MAX_JOB_UID {
-        return Err(D::Error::custom(format_args!(
-            "the UID of a job has {} bytes; at most {MAX_JOB_UID} are accepted",
-            uid.len()
-        )));
+fn short_uid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<JobUid, D::Error> {
+    let uid = JobUid::deserialize(deserializer)?;
+    let bytes = uid.0.len();
+    if bytes > MAX_JOB_UID {
+        let problem = format_args!("the UID of a job has {bytes} bytes; at most {MAX_JOB_UID} are accepted");
+        return Err(D::Error::custom(problem));
     }
     Ok(uid)
 }
@@ -83,7 +79,8 @@ impl From<&str> for NodeName {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskId {
-    /// Identity of the object that the task comes from.
+    /// Identity of the object that the task comes from, of at most [`MAX_JOB_UID`] bytes.
+    #[serde(deserialize_with = "short_uid")]
     pub job: JobUid,
     /// Number of the attempt, counted from 1. A later attempt replaces an earlier one.
     pub attempt: u32,

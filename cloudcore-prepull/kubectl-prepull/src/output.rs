@@ -70,9 +70,14 @@ fn to_yaml<T: Serialize>(object: &T) -> anyhow::Result<String> {
     }
     // The serializer has no option for which strings to quote. So we replace each by a placeholder, and the placeholder in
     // the text by the JSON string, which is YAML too.
+    let mut prefix = "string-with-control-characters".to_owned();
+    while yaml.contains(&prefix) {
+        prefix.push('-');
+    }
+    let placeholder = |index: usize| format!("{prefix}-{index}-");
     let mut value = serde_json::to_value(object)?;
     let mut strings = Vec::new();
-    replace_strings(&mut value, &is_hostile, &mut strings);
+    replace_strings(&mut value, &is_hostile, &placeholder, &mut strings);
     let text = serde_saphyr::to_string(&value)?;
     let (mut yaml, mut rest) = (String::with_capacity(text.len()), &*text);
     // They come in this order. What was put in isn't searched: it may look like another placeholder.
@@ -86,21 +91,19 @@ fn to_yaml<T: Serialize>(object: &T) -> anyhow::Result<String> {
     Ok(yaml)
 }
 
-fn placeholder(index: usize) -> String {
-    format!("{PLACEHOLDER}-{index}-")
-}
-
-const PLACEHOLDER: &str = "string-with-control-characters";
-
-/// Replaces strings by placeholders, also those that look like one.
-fn replace_strings(value: &mut Value, is_hostile: &impl Fn(char) -> bool, strings: &mut Vec<String>) {
+/// Replaces strings by placeholders.
+fn replace_strings(
+    value: &mut Value,
+    is_hostile: &impl Fn(char) -> bool,
+    placeholder: &impl Fn(usize) -> String,
+    strings: &mut Vec<String>,
+) {
+    let mut replace = |value: &mut Value| replace_strings(value, is_hostile, placeholder, strings);
     match value {
-        Value::String(text) if text.contains(is_hostile) || text.contains(PLACEHOLDER) => {
+        Value::Array(items) => items.iter_mut().for_each(replace),
+        Value::Object(fields) => fields.values_mut().for_each(replace),
+        Value::String(text) if text.contains(is_hostile) => {
             strings.push(std::mem::replace(text, placeholder(strings.len())));
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| replace_strings(item, is_hostile, strings)),
-        Value::Object(fields) => {
-            fields.values_mut().for_each(|field| replace_strings(field, is_hostile, strings));
         }
         _ => {}
     }
@@ -170,7 +173,10 @@ mod tests {
 
     #[test]
     fn a_hostile_string_takes_no_others_place() {
-        let object = json!({"a": "string-with-control-characters-1-\u{202e}", "b": "\u{202e} # x"});
+        let object = json!({
+            "a": {"string-with-control-characters-0-": "x"},
+            "b": "string-with-control-characters-1-\u{202e}", "c": "\u{202e} # x",
+        });
         let yaml = to_yaml(&object).unwrap();
         assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), object, "{yaml}");
     }

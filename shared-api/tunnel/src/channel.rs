@@ -19,8 +19,8 @@ use crate::{CloseCode, CountingStream, truncate_close_reason};
 
 /// The bytes per second of the slowest link that is served. A write may take the grace plus its size at this rate.
 const SLOWEST_LINK: u64 = 8 * 1024;
-/// Most bytes of the connection between the ends of two messages: one of the largest size, and what TLS and frames add. A message
-/// of endless empty fragments has no size.
+/// Most bytes between the ends of two messages: one of the largest size, its frames, and the next one that's read ahead. A message of
+/// endless empty fragments has no size.
 const MOST_BEFORE_END: u64 = 2 * MAX_MESSAGE as u64;
 /// How long a close may take. Until then incoming data is read and discarded: otherwise the kernel would answer it with
 /// a reset, and the peer would lose the close frame with the reason.
@@ -119,8 +119,9 @@ pub struct Channel<S> {
     last_received: Instant,
     next_ping: Instant,
     pending_write: Option<PendingWrite>,
-    /// Bytes of the connection at the end of the last message.
+    /// Bytes that had come by the end of the last message, and by the last [`Self::take_received`].
     bytes_at_end: u64,
+    bytes_taken: u64,
 }
 
 /// A write in progress, and its deadline.
@@ -149,6 +150,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
             next_ping: now + terms.heartbeat,
             pending_write: None,
             bytes_at_end: 0,
+            bytes_taken: 0,
         }
     }
 
@@ -158,6 +160,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
         self.terms = terms;
         self.last_received = now;
         self.next_ping = now + terms.heartbeat;
+    }
+
+    /// The bytes that have come since the last call, without those of TLS. Messages have fewer: frames without content take some
+    /// as well.
+    pub fn take_received(&mut self) -> u64 {
+        let received = self.socket.get_ref().observer().0;
+        received - std::mem::replace(&mut self.bytes_taken, received)
     }
 
     /// Whether [`Self::start_send`] may be called now. If not, wait for [`ChannelEvent::Writable`].

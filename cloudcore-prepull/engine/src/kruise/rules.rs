@@ -36,9 +36,9 @@ pub(super) const DEFAULT_PARALLELISM: u32 = 1;
 
 /// Most `pullSecrets`: each is written into the NodeImages of all nodes, and tried in its turn.
 pub(super) const MAX_SECRETS: usize = 16;
-/// Most bytes of the labels and annotations of `sandboxConfig`, as [`sandbox_bytes`] counts them: a few of each are what runtimes
-/// read, and it is written into the NodeImages of all nodes, for each image of a list.
-const MAX_SANDBOX: usize = 2 << 10;
+/// Most bytes of the labels and annotations of `sandboxConfig`, as [`sandbox_bytes`] counts them: it is written into the
+/// NodeImages of all nodes, whose room is bounded as well.
+const MAX_SANDBOX: usize = 16 << 10;
 
 /// An ImagePullJob that can be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]

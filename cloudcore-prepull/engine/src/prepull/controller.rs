@@ -379,6 +379,9 @@ impl Controller {
             } else if newest.is_none() && parked.is_edited(object) {
                 parked.recalled = Some(object.clone());
                 self.recall(uid);
+            } else if object.is_err() {
+                // It asks for nothing, and its TTL counts on.
+                parked.generation = job::generation_of(object);
             }
             return;
         }

@@ -53,16 +53,16 @@ impl InboundLimit {
         !std::mem::replace(&mut self.has_sent_unknown, true)
     }
 
-    /// Counts an incoming message, and returns how long to pause reading.
+    /// Counts an incoming message and the bytes that have come with it, and returns how long to pause reading.
     pub(super) fn count_message(
         &mut self,
-        bytes: usize,
+        bytes: u64,
         is_result: bool,
         now: Instant,
     ) -> Result<Duration, Flooding> {
         let now = now.into_std();
         let by_count = self.messages.take(1.0, now);
-        // A message is at most 1 MiB, which an f64 holds exactly.
+        // A few MiB, which an f64 holds exactly.
         #[allow(clippy::cast_precision_loss)]
         let by_size = self.bytes.take(bytes as f64, now);
         if self.messages.level(now) >= REST_LEVEL {
@@ -83,7 +83,7 @@ mod tests {
 
     /// Sends for ten minutes as fast as messages are read. Returns how many were sent.
     fn send_for_ten_minutes(
-        bytes: usize,
+        bytes: u64,
         is_result: impl Fn(u32) -> bool,
         pause: Duration,
     ) -> (u32, Result<(), Flooding>) {

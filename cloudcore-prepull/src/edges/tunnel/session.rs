@@ -154,7 +154,8 @@ impl SessionContext<'_> {
                 event = channel.next(paused_until.is_none()) => match event? {
                     ChannelEvent::Writable => {}
                     event => {
-                        let Incoming { for_controller, bytes, is_result } = self.read_event(event, outbox, &mut limit)?;
+                        let bytes = channel.take_received();
+                        let Incoming { for_controller, is_result } = self.read_event(event, outbox, &mut limit)?;
                         if let Some(message) = for_controller
                             && let Some(message) = self.offer(message)?
                         {
@@ -211,9 +212,9 @@ impl SessionContext<'_> {
         outbox: &Outbox,
         limit: &mut InboundLimit,
     ) -> Result<Incoming, SessionEnd> {
-        let (message, bytes) = match event {
-            ChannelEvent::Writable | ChannelEvent::Control => (None, 0),
-            ChannelEvent::Text(text) => (Some(decode_from_edge(&text)?), text.len()),
+        let message = match event {
+            ChannelEvent::Writable | ChannelEvent::Control => None,
+            ChannelEvent::Text(text) => Some(decode_from_edge(&text)?),
         };
         let is_result = matches!(message, Some(EdgeMessage::Result(_)));
         if let Some(message) = &message {
@@ -241,7 +242,7 @@ impl SessionContext<'_> {
                 Some(SessionEvent::Message { node, session, message })
             }
         };
-        Ok(Incoming { for_controller, bytes, is_result })
+        Ok(Incoming { for_controller, is_result })
     }
 
     /// Hands an event to the controller, or returns it while that has no room: boxed, since each session keeps room for it.
@@ -305,16 +306,11 @@ impl SessionContext<'_> {
 /// What a message of the node amounts to.
 struct Incoming {
     for_controller: Option<SessionEvent>,
-    bytes: usize,
     is_result: bool,
 }
 
 /// Until when to pause reading, if the node sends too much.
-fn pause_after(
-    limit: &mut InboundLimit,
-    bytes: usize,
-    is_result: bool,
-) -> Result<Option<Instant>, SessionEnd> {
+fn pause_after(limit: &mut InboundLimit, bytes: u64, is_result: bool) -> Result<Option<Instant>, SessionEnd> {
     let now = Instant::now();
     let pause = limit.count_message(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
     Ok((!pause.is_zero()).then(|| now + pause))

@@ -67,6 +67,11 @@ impl RemovalBoard {
         !course.is_stopping
     }
 
+    /// Notes that the runtime has ended, so that no image is going.
+    fn note_lost(&self) {
+        self.lock().has_begun = false;
+    }
+
     fn is_stopping(&self) -> bool {
         self.lock().is_stopping
     }
@@ -146,8 +151,14 @@ pub(super) async fn remove_images<P: Puller>(
         let end = loop {
             match remove_one(images, execution, removal, board, planned).await {
                 Ok(end) => break end,
-                Err(error) if !patience.wait(&error).await => break failed_removal(&planned.image, &error),
-                Err(_) => {}
+                Err(error) => {
+                    if is_absent(&error) {
+                        board.note_lost();
+                    }
+                    if !patience.wait(&error).await {
+                        break failed_removal(&planned.image, &error);
+                    }
+                }
             }
         };
         let ImageRemoval { image, outcome, code, reason, bytes } = &end;
@@ -242,8 +253,7 @@ impl RetryPatience {
     /// Waits until another attempt makes sense: always while the runtime doesn't answer, and a few times after other errors.
     /// Returns whether it does. The deadline of the task ends this.
     async fn wait(&mut self, error: &PullError) -> bool {
-        let is_absent = matches!(error.class, ErrorClass::RuntimeDown | ErrorClass::RuntimeLost);
-        self.failures += u32::from(!is_absent);
+        self.failures += u32::from(!is_absent(error));
         if self.failures > RETRIES || error.class == ErrorClass::Permanent {
             return false;
         }
@@ -252,6 +262,11 @@ impl RetryPatience {
         sleep(wait).await;
         true
     }
+}
+
+/// Whether the runtime is gone, and with it what it was asked for.
+fn is_absent(error: &PullError) -> bool {
+    matches!(error.class, ErrorClass::RuntimeDown | ErrorClass::RuntimeLost)
 }
 
 fn failed_removal(image: &str, error: &PullError) -> ImageRemoval {

@@ -64,6 +64,17 @@ async fn heartbeats_keep_two_idle_peers_connected() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn fragments_without_content_count() {
+    let (mut channel, mut peer) = server_and_stream(1 << 20).await;
+    // A text that goes on, and a thousand times that it still does, between which pings may come.
+    let fragments = [[0x01, 0x80, 0, 0, 0, 0]].into_iter().chain([[0, 0x80, 0, 0, 0, 0]; 1000]);
+    peer.write_all(&fragments.flatten().collect::<Vec<u8>>()).await.unwrap();
+    peer.write_all(&[0x89, 0x80, 0, 0, 0, 0]).await.unwrap();
+    assert!(matches!(channel.next(true).await, Ok(ChannelEvent::Control)));
+    assert_eq!((channel.take_received(), channel.take_received()), (6 * 1002, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn silence_ends_the_session_after_two_heartbeats() {
     let (mut channel, mut peer) = server_and_stream(1024).await;
     peer.write_all(&[0x8a, 0x80, 0, 0, 0, 0]).await.unwrap(); // a pong, and then nothing

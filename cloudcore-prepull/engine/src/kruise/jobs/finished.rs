@@ -44,9 +44,9 @@ impl FinishedJob {
         Some(Self::new(kind::id_of(object), kind::generation_of(object), completed.0, ttl))
     }
 
-    /// Takes over an edit after the end: of `ttlSecondsAfterFinished`.
-    pub(super) fn take_spec(&mut self, generation: i64, ttl: Option<i32>) {
-        (self.generation, self.ttl) = (generation, ttl);
+    /// Takes over an edit after the end: of `ttlSecondsAfterFinished`, unless that cannot be read.
+    pub(super) fn take_spec(&mut self, generation: i64, ttl: Option<Option<i32>>) {
+        (self.generation, self.ttl) = (generation, ttl.unwrap_or(self.ttl));
     }
 
     /// When to request the deletion; `None` without a TTL or with a request in flight.

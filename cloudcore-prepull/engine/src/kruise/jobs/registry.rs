@@ -87,10 +87,9 @@ impl<R: RunningJob> JobRegistry<R> {
             return RegistryVerdict::Remove;
         }
         if let Some(finished) = self.finished.get_mut(&uid) {
-            if let Some(job) = readable {
-                finished.take_spec(kind::generation_of(object), kind::ttl::<R::Kind>(job.spec()));
-                self.agenda.mark(&uid);
-            }
+            finished
+                .take_spec(kind::generation_of(object), readable.map(|job| kind::ttl::<R::Kind>(job.spec())));
+            self.agenda.mark(&uid);
             return RegistryVerdict::Ignore;
         }
         if !self.running.contains_key(&uid) {

@@ -234,7 +234,7 @@ impl TrackedNode {
     /// A write of the NodeImage has ended; the object that it returned is observed next.
     pub(super) fn end_write(&mut self, written: &WrittenNodeImage, fx: &mut NodeEffects<'_>) {
         if matches!(written, WrittenNodeImage::TooLarge) && self.requests.is_one_in_flight() {
-            // Of several requests each is tried alone first.
+            // Of several requests each is tried alone first. A tag that its job had before stays until the job is gone.
             for refused in self.requests.end_write(true) {
                 self.answer_full(&refused, fx);
             }

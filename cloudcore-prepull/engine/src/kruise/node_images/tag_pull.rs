@@ -379,11 +379,11 @@ impl TagPull {
         // The one that asked last comes first.
         let requests: Vec<_> = jobs.iter().rev().filter_map(request_of).collect();
         let (secrets, of_jobs) = choose_secrets(usable_secrets(image, owners), &requests);
-        // The image's is that of the job which asked last for any tag of it, maybe in another namespace.
+        // The image's is that of the job which asked last for any tag of it, maybe in another namespace. It counts where no job is
+        // known: for tags without one, and where none can be read.
         let sandbox = match requests.first() {
             Some(request) => request.sandbox.as_ref(),
-            None if jobs.is_empty() => image.sandbox_config.as_ref(),
-            None => None,
+            None => image.sandbox_config.as_ref(),
         };
         let image_task = ImageTask {
             image: self.key.to_string(),

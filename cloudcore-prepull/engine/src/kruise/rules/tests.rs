@@ -287,7 +287,7 @@ fn what_every_node_would_store_is_bounded() {
         let longest = MAX_SANDBOX - 18;
         assert!(pull(&sandbox(kind, "v".repeat(longest))).is_ok());
         let refused = pull(&sandbox(kind, "v".repeat(longest + 1))).unwrap_err();
-        assert_eq!(refused, "sandboxConfig takes 2049 bytes in a NodeImage: give it at most 2048");
+        assert_eq!(refused, "sandboxConfig takes 16385 bytes in a NodeImage: give it at most 16384");
         let refused = pull(&sandbox(kind, "\u{1}".repeat(16_000))).unwrap_err();
         assert!(refused.starts_with("sandboxConfig takes 96018 bytes"), "{refused}");
     }
