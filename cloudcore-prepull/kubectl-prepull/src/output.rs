@@ -98,7 +98,7 @@ fn replace_strings(
     placeholder: &impl Fn(usize) -> String,
     strings: &mut Vec<String>,
 ) {
-    let mut replace = |value: &mut Value| replace_strings(value, is_hostile, placeholder, strings);
+    let replace = |value: &mut Value| replace_strings(value, is_hostile, placeholder, strings);
     match value {
         Value::Array(items) => items.iter_mut().for_each(replace),
         Value::Object(fields) => fields.values_mut().for_each(replace),
