@@ -303,14 +303,7 @@ impl<P: Puller> Fetching<P> {
         download.keep_deltas().await;
         fetcher.leases.release(request.reference).await;
         fetcher.refused.forget(image.manifest_digest());
-        let (signed_by, warning) = match verdict {
-            None => (None, None),
-            Some(SignatureVerdict::Signed { by }) => (Some(by), None),
-            Some(SignatureVerdict::Unsigned { reason }) => {
-                let warning = format!("pulled without a valid signature: {reason}");
-                (None, Some(truncate_reason(&warning)))
-            }
-        };
+        let (signed_by, warning) = verdict.map_or((None, None), signer_or_warning);
         let shared = download.shared.as_ref();
         let no_delta = download.no_delta.get();
         let facts = ImageFacts {
@@ -323,6 +316,16 @@ impl<P: Puller> Fetching<P> {
             ..pulled.facts
         };
         Ok(Pulled { warning, facts, from_peers: shared.and_then(ImageSharing::delivered), ..pulled })
+    }
+}
+
+fn signer_or_warning(verdict: SignatureVerdict) -> (Option<String>, Option<String>) {
+    match verdict {
+        SignatureVerdict::Signed { by } => (Some(by), None),
+        SignatureVerdict::Unsigned { reason } => {
+            let warning = format!("pulled without a valid signature: {reason}");
+            (None, Some(truncate_reason(&warning)))
+        }
     }
 }
 

@@ -44,9 +44,14 @@ impl FinishedJob {
         Some(Self::new(kind::id_of(object), kind::generation_of(object), completed.0, ttl))
     }
 
-    /// Takes over an edit after the end: of `ttlSecondsAfterFinished`, unless that cannot be read.
-    pub(super) fn take_spec(&mut self, generation: i64, ttl: Option<Option<i32>>) {
-        (self.generation, self.ttl) = (generation, ttl.unwrap_or(self.ttl));
+    /// Takes over metadata.generation of an edit after the end.
+    pub(super) fn set_generation(&mut self, generation: i64) {
+        self.generation = generation;
+    }
+
+    /// Takes over `ttlSecondsAfterFinished`, which may be changed after the end.
+    pub(super) fn set_ttl(&mut self, ttl: Option<i32>) {
+        self.ttl = ttl;
     }
 
     /// When to request the deletion; `None` without a TTL or with a request in flight.

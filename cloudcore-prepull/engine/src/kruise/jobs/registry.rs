@@ -87,8 +87,10 @@ impl<R: RunningJob> JobRegistry<R> {
             return RegistryVerdict::Remove;
         }
         if let Some(finished) = self.finished.get_mut(&uid) {
-            finished
-                .take_spec(kind::generation_of(object), readable.map(|job| kind::ttl::<R::Kind>(job.spec())));
+            finished.set_generation(kind::generation_of(object));
+            if let Some(job) = readable {
+                finished.set_ttl(kind::ttl::<R::Kind>(job.spec()));
+            }
             self.agenda.mark(&uid);
             return RegistryVerdict::Ignore;
         }
