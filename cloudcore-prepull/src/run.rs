@@ -360,7 +360,7 @@ async fn run_as_leader(
     open_files::check_limit(core.count_edges());
     info!("jobs and nodes are known");
 
-    let starting = listeners::start(args, client, writes.clone(), &core, shutdown.clone());
+    let starting = Box::pin(listeners::start(args, client, writes.clone(), &core, shutdown.clone()));
     let Some(listeners) = shutdown.run_until_cancelled(starting).await else { return Ok(()) };
     let mut listeners = listeners?;
     listeners.write_ports(args, *health_address)?;

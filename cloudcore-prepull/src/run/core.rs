@@ -178,7 +178,7 @@ impl Core {
         };
         let dropping = async {
             while inbox.recv().await.is_some() {}
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         tokio::select! {
             () = ended => {}
