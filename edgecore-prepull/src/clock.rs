@@ -164,7 +164,8 @@ mod tests {
         let boot = |id, hours: u64| Some(BootTime { id, millis: hours * 3_600_000 });
         let awake = std::time::Instant::now();
         let at_two = CloudTime { time: hours(2), at: Instant::now(), awake, boot: boot(1, 10) };
-        let hour = |boot| at_two.now(boot).as_secs() / 3600;
+        // The time that this test takes counts as awake.
+        let hour = |boot| (at_two.now(boot) + Duration::from_secs(60)).as_secs() / 3600;
         assert_eq!(hour(boot(1, 17)), 9);
         assert_eq!([boot(1, 10), boot(2, 17), None].map(hour), [2; 3], "the other clock counts");
         assert_eq!(CloudTime { boot: None, ..at_two }.now(boot(1, 17)).as_secs(), 2 * 3600);
