@@ -185,26 +185,17 @@ impl KruiseWriter {
                 object_write::delete(&api, &id.name, &id.uid.0, None).await.map(|()| WriteOutcome::Done)
             }
             JobWrite::DeletePullJob(id, generation) => {
-                self.delete_expired(&self.namespaced::<ImagePullJob>(&id), &id, generation).await
+                let api = self.namespaced::<ImagePullJob>(&id);
+                let deleted = object_write::delete_unedited(&api, &id.name, &id.uid.0, generation).await;
+                deleted.map(|()| WriteOutcome::Done)
             }
             JobWrite::DeleteListJob(id, generation) => {
-                self.delete_expired(&self.namespaced::<ImageListPullJob>(&id), &id, generation).await
+                let api = self.namespaced::<ImageListPullJob>(&id);
+                let deleted = object_write::delete_unedited(&api, &id.name, &id.uid.0, generation).await;
+                deleted.map(|()| WriteOutcome::Done)
             }
             JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
         }
-    }
-
-    /// Deletes a job after its TTL, if it has this generation.
-    async fn delete_expired<K>(
-        &self,
-        api: &Api<K>,
-        id: &ObjectId,
-        generation: i64,
-    ) -> Result<WriteOutcome, Error>
-    where
-        K: Resource + Clone + DeserializeOwned + Debug,
-    {
-        object_write::delete_unedited(api, &id.name, &id.uid.0, generation).await.map(|()| WriteOutcome::Done)
     }
 
     /// Replaces the status of a job in the version that it has, if that has this generation. A write that comes too late
