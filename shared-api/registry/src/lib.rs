@@ -36,5 +36,6 @@ pub use client::{ClientSettings, RegistryClient};
 pub use error::{ErrorKind, RegistryError};
 pub use hosts::HostsFiles;
 pub use proxy::{Proxies, Proxy};
-pub use repository::{Chosen, Contents, Open, ReferrerPlace, Repository, ResolvedReference, SIGNATURE_TYPES};
+pub use repository::{BUNDLE_TYPE, SIGNATURE_TYPES, SIGNED, may_be_signature};
+pub use repository::{Chosen, Contents, Open, ReferrerPlace, Repository, ResolvedReference};
 pub use retry_after::retry_after;

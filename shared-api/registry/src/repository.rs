@@ -29,7 +29,7 @@ use crate::transport::{RegistryAnswer, Transport};
 pub use choose::{Chosen, Contents};
 pub use push::Open;
 use referrers::ListedReferrers;
-pub use referrers::{ReferrerPlace, SIGNATURE_TYPES};
+pub use referrers::{BUNDLE_TYPE, ReferrerPlace, SIGNATURE_TYPES, SIGNED, may_be_signature};
 
 const DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 

@@ -10,11 +10,7 @@ use super::Flaw;
 use super::keys::SignerKeys;
 use super::simple::{decode, shorten};
 
-/// Prefix of the media type; its version follows.
-pub(super) const MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle";
-/// Predicate type of a signature. Other types are attestations: perhaps signed by the same key, but with statements
-/// such as "built like this" or "has these vulnerabilities".
-pub(super) const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
+pub(super) use prepull_registry::{BUNDLE_TYPE as MEDIA_TYPE, SIGNED};
 
 const IN_TOTO: &str = "application/vnd.in-toto+json";
 const STATEMENTS: [&str; 2] = ["https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"];

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use prepull_registry::manifest::{Descriptor, Manifest};
-use prepull_registry::{ErrorKind, ReferrerPlace, RegistryError, Repository, SIGNATURE_TYPES};
+use prepull_registry::{ErrorKind, ReferrerPlace, RegistryError, Repository, may_be_signature};
 
 use super::bundle::{self, Bundle};
 use super::keys::SignerKeys;
@@ -219,10 +219,4 @@ fn may_pass(error: &RegistryError) -> bool {
         | ErrorKind::DigestMismatch
         | ErrorKind::Unsupported => false,
     }
-}
-
-/// Whether a referrer may be a signature, by its entry in the list, which has no attestations.
-fn may_be_signature(referrer: &Descriptor) -> bool {
-    let kind = referrer.artifact_type.as_deref().unwrap_or_default();
-    referrer.is_manifest() && (kind.is_empty() || SIGNATURE_TYPES.iter().any(|known| kind.starts_with(known)))
 }

@@ -19,7 +19,7 @@ use crate::hosts::RegistryEndpoint;
 use crate::manifest::{Descriptor, MAX_MANIFEST, OCI_INDEX};
 
 use list::ListedPart;
-pub use list::SIGNATURE_TYPES;
+pub use list::{BUNDLE_TYPE, SIGNATURE_TYPES, SIGNED, may_be_signature};
 
 /// Most parts of a list of referrers that are read: registries put 50 or more into one.
 const MAX_PARTS: usize = 8;

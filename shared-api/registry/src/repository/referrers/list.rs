@@ -14,19 +14,19 @@ use crate::manifest::{Annotations, Descriptor, annotations_of, parse_json};
 pub(super) const MAX_REFERRERS: usize = 1024;
 /// Longest text of a referrer: a digest, a media type, or the URL that names a kind of statement.
 const MAX_TEXT: usize = 255;
+/// Prefix of the media type of a Sigstore bundle; its version follows.
+pub const BUNDLE_TYPE: &str = "application/vnd.dev.sigstore.bundle";
 /// How the types of signatures begin. Registries that don't know the type of an artifact report that of its empty
 /// configuration.
-pub const SIGNATURE_TYPES: [&str; 3] = [
-    "application/vnd.dev.sigstore.bundle",
-    "application/vnd.oci.empty.v1+json",
-    "application/vnd.dev.cosign.artifact.sig.v1+json",
-];
+pub const SIGNATURE_TYPES: [&str; 3] =
+    [BUNDLE_TYPE, "application/vnd.oci.empty.v1+json", "application/vnd.dev.cosign.artifact.sig.v1+json"];
 /// The type of deltas.
 const DELTA_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";
 /// Annotation of a bundle with the kind of its statement, if a registry passes it on.
 const PREDICATE: &str = "dev.sigstore.bundle.predicateType";
-/// The kind of a signature. Others are attestations, such as SBOMs and scan reports.
-const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
+/// The kind of a signature. Others are attestations, such as SBOMs and scan reports: perhaps signed by the same key, but with
+/// statements such as "built like this" or "has these vulnerabilities".
+pub const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
 /// The annotations that are kept: those of bundles, and those of deltas that `prepull_delta` reads for an `Offer`.
 const ANNOTATIONS: [&str; 4] = [
     PREDICATE,
@@ -83,14 +83,22 @@ impl From<Entry> for Descriptor {
     }
 }
 
-/// Whether a referrer may be a signature or a delta.
+/// Whether a referrer may be a signature, by its entry in a list.
+pub fn may_be_signature(referrer: &Descriptor) -> bool {
+    let kind = referrer.artifact_type.as_deref().unwrap_or_default();
+    referrer.is_manifest() && (kind.is_empty() || is_signature_type(kind))
+}
+
+fn is_signature_type(kind: &str) -> bool {
+    SIGNATURE_TYPES.iter().any(|known| kind.starts_with(known))
+}
+
+/// Whether a referrer may be a signature or a delta. Registries report the type of signatures for some deltas too.
 fn is_of_use(referrer: &Descriptor) -> bool {
     let kind = referrer.artifact_type.as_deref().unwrap_or_default();
-    let may_be = (kind.is_empty() && referrer.is_manifest())
-        || kind == DELTA_TYPE
-        || SIGNATURE_TYPES.iter().any(|known| kind.starts_with(known));
     let is_statement = referrer.annotations.get(PREDICATE).is_some_and(|kind| kind != SIGNED);
     let mut texts = referrer.annotations.values().map(String::as_str).chain([kind, &referrer.media_type]);
+    let may_be = kind == DELTA_TYPE || is_signature_type(kind) || may_be_signature(referrer);
     may_be && !is_statement && texts.all(|text| text.len() <= MAX_TEXT)
 }
 
