@@ -45,6 +45,8 @@ struct World {
     /// The generation of each status with a Complete job.
     complete: Vec<i64>,
     deleted: usize,
+    /// The generation of the last deletion that was asked for.
+    deleted_generation: Option<i64>,
     /// The job as the watch delivered it last.
     object: Option<JobObject>,
     /// Of each dispatch, the images that are there already.
@@ -96,6 +98,7 @@ impl World {
             stored: None,
             reports: BTreeMap::new(),
             deleted: 0,
+            deleted_generation: None,
             object: None,
             there: Vec::new(),
             looks: Vec::new(),
@@ -223,7 +226,10 @@ impl World {
                             self.unanswered.push(written);
                         }
                     }
-                    Action::Delete { .. } => self.deleted += 1,
+                    Action::Delete { generation, .. } => {
+                        self.deleted += 1;
+                        self.deleted_generation = Some(generation);
+                    }
                     Action::Forget(_) => {}
                     Action::Recall { job, .. } => {
                         let (reports, mut object) = (self.stored_reports(), self.object.clone());

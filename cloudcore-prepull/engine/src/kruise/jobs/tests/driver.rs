@@ -218,7 +218,11 @@ impl Driver {
                 }
                 list.status = Some(*status);
             }
-            JobWrite::DeletePullJob(id, ..) => self.delete(&id.name),
+            JobWrite::DeletePullJob(id, generation) => {
+                if self.api[&id.name].metadata.generation == Some(generation) {
+                    self.delete(&id.name);
+                }
+            }
             JobWrite::DeleteListJob(..) => {}
             JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec),
             JobWrite::UpdateChild { child, version, spec, .. } => {

@@ -67,6 +67,20 @@ fn a_bad_edit_keeps_the_accepted_value() {
 }
 
 #[test]
+fn an_unreadable_job_is_deleted_by_ttl() {
+    let (mut world, nodes) = fleet(1);
+    let template = json!({"nodeNames": nodes});
+    world.give(with_spec(template, json!({"ttlSecondsAfterFinished": 4_000}), 1, None));
+    world.all_end(&nodes, TaskOutcome::Succeeded);
+    world.pass(3_600_000);
+    assert_eq!((world.controller.parked.len(), world.deleted), (1, 0));
+    let broken = unreadable(UID, 2, Some(&world.status().clone()), "spec.retry: 1e20 is no integer");
+    world.give(Input::Job(Err(broken)));
+    world.pass(500_000);
+    assert_eq!(world.deleted_generation, Some(2), "the generation that the API server has");
+}
+
+#[test]
 fn an_unreadable_job_survives_failover() {
     let (mut world, nodes) = fleet(2);
     let good = json!({"nodeNames": nodes, "concurrency": 1, "timeoutSeconds": 3600});
