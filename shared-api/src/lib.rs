@@ -12,6 +12,7 @@
 //! - [`credentials`]: the contents of a registry secret, and the entries that match a reference.
 //! - [`download`]: how a task may download: cap, windows, pin, signatures.
 //! - [`settings`]: settings of nodes that come from the cloud.
+//! - [`delta`]: the names of a delta in a registry.
 //! - [`sites`]: layers that the nodes of a site share.
 //! - [`text`]: text from machines that we don't trust, made safe for a terminal.
 //! - [`task`]: the work of one node, its progress and its result.
@@ -24,6 +25,7 @@
 
 pub mod abbreviate;
 pub mod credentials;
+pub mod delta;
 mod dns_name;
 pub mod download;
 pub mod enroll;

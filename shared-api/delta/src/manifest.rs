@@ -5,25 +5,19 @@ mod draft;
 
 use std::collections::{BTreeMap, HashSet};
 
+use prepull_api::delta::EMPTY_TYPE;
 use prepull_api::sites::is_digest;
 use serde::Deserialize;
 
 #[cfg(feature = "make")]
 pub use draft::{Draft, DraftBlob, EMPTY_CONFIG, EMPTY_CONFIG_DIGEST, MANIFEST_TYPE, Reused};
+pub use prepull_api::delta::{ARTIFACT_TYPE, DOWNLOAD_SIZE, SOURCE_CONFIG, TARGET};
 
-/// `artifactType` of a delta.
-pub const ARTIFACT_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";
-/// Media type of the empty configuration of an artifact.
-const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
 /// Media type of a layer that must be applied to the files of the old image.
 pub const TAR_DIFF: &str = "application/vnd.tar-diff";
 
-/// Digest of the manifest of the new image.
-pub const TARGET: &str = "io.github.containers.delta.target";
 /// Digest of the manifest of the old image.
 pub const SOURCE: &str = "io.github.containers.delta.source";
-/// Digest of the configuration of the old image, which is its ID for CRI.
-pub const SOURCE_CONFIG: &str = "io.github.containers.delta.source-config";
 /// JSON list of the layers that both images have.
 pub const REUSED: &str = "io.github.containers.delta.reused";
 /// JSON list of their diff IDs.
@@ -41,8 +35,6 @@ pub const IMAGE_LAYER: &str = "image-layer";
 
 /// Our own annotation on a layer: the size of the tar that applying it gives.
 pub const UNCOMPRESSED_SIZE: &str = "prepull.kubeedge.io/uncompressed-size";
-/// Our own annotation on the manifest: the bytes of all its [`IMAGE_LAYER`]s, so that the smallest offer can be tried first.
-pub const DOWNLOAD_SIZE: &str = "prepull.kubeedge.io/download-size";
 
 /// Largest manifest: [`MAX_LAYERS`] take half of it. Small entries take ten times as much once they're read.
 pub const MAX_MANIFEST: usize = 1 << 20;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use prepull_api::delta::{ARTIFACT_TYPE, DOWNLOAD_SIZE, EMPTY_TYPE, SOURCE_CONFIG, TARGET};
 use serde::de::{Error, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -16,24 +17,16 @@ pub(super) const MAX_REFERRERS: usize = 1024;
 const MAX_TEXT: usize = 255;
 /// Prefix of the media type of a Sigstore bundle; its version follows.
 pub const BUNDLE_TYPE: &str = "application/vnd.dev.sigstore.bundle";
-/// How the types of signatures begin. Registries that don't know the type of an artifact report that of its empty
-/// configuration.
+/// How the types of signatures begin.
 pub const SIGNATURE_TYPES: [&str; 3] =
-    [BUNDLE_TYPE, "application/vnd.oci.empty.v1+json", "application/vnd.dev.cosign.artifact.sig.v1+json"];
-/// The type of deltas.
-const DELTA_TYPE: &str = "application/vnd.io.github.containers.oci-delta.v1";
+    [BUNDLE_TYPE, EMPTY_TYPE, "application/vnd.dev.cosign.artifact.sig.v1+json"];
 /// Annotation of a bundle with the kind of its statement, if a registry passes it on.
 const PREDICATE: &str = "dev.sigstore.bundle.predicateType";
 /// The kind of a signature. Others are attestations, such as SBOMs and scan reports: perhaps signed by the same key, but with
 /// statements such as "built like this" or "has these vulnerabilities".
 pub const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
 /// The annotations that are kept: those of bundles, and those of deltas that `prepull_delta` reads for an `Offer`.
-const ANNOTATIONS: [&str; 4] = [
-    PREDICATE,
-    "io.github.containers.delta.source-config",
-    "io.github.containers.delta.target",
-    "prepull.kubeedge.io/download-size",
-];
+const ANNOTATIONS: [&str; 4] = [PREDICATE, SOURCE_CONFIG, TARGET, DOWNLOAD_SIZE];
 
 /// What is kept of a list.
 #[derive(Debug, Default)]
@@ -98,7 +91,7 @@ fn is_of_use(referrer: &Descriptor) -> bool {
     let kind = referrer.artifact_type.as_deref().unwrap_or_default();
     let is_statement = referrer.annotations.get(PREDICATE).is_some_and(|kind| kind != SIGNED);
     let mut texts = referrer.annotations.values().map(String::as_str).chain([kind, &referrer.media_type]);
-    let may_be = kind == DELTA_TYPE || is_signature_type(kind) || may_be_signature(referrer);
+    let may_be = kind == ARTIFACT_TYPE || is_signature_type(kind) || may_be_signature(referrer);
     may_be && !is_statement && texts.all(|text| text.len() <= MAX_TEXT)
 }
 
