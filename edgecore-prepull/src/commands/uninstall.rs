@@ -203,7 +203,7 @@ pub(crate) async fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
     let init = machine::find_init(&places);
     let has_systemd = init == Init::Systemd;
     let unit = if has_systemd { systemd::unit_state().await? } else { UnitState::default() };
-    if !unit.is_running() && machine::is_state_in_use(&places) {
+    if !unit.is_running() && machine::stays_in_use(&places).await {
         bail!(
             "an edgecore-prepull is running with its state in {}: stop it first: {}",
             places.state.display(),

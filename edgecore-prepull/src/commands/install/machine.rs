@@ -4,9 +4,11 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rustix::fs::{FlockOperation, flock};
+use tokio::time::{Instant, sleep};
 
 use super::places::InstallPlaces;
 use super::plan::{Init, InstallWish, JoinedAs, MachineFacts};
@@ -15,6 +17,9 @@ use super::systemd::{self, UnitState};
 use crate::cloud::identity::{Connection, Identity, IdentityError, StateDir};
 use crate::config::AgentSettings;
 use crate::images::runtime::RuntimeEndpoint;
+
+/// How long a process may take to end that was killed a moment ago: it holds the lock until then.
+const ENDING: Duration = Duration::from_secs(2);
 
 /// The mode of the program.
 pub(super) const PROGRAM_MODE: u32 = 0o755;
@@ -49,7 +54,12 @@ pub(super) async fn collect_facts(
         is_enabled: unit.is_enabled,
         is_running: unit.is_running(),
         is_restart_due: places.restart_due.exists(),
-        is_state_in_use: is_state_in_use(places),
+        // A running agent of ours isn't in the way.
+        is_state_in_use: if unit.is_running() || init != Init::Systemd {
+            is_state_in_use(places)
+        } else {
+            stays_in_use(places).await
+        },
         host_name: read_if_present(Path::new("/proc/sys/kernel/hostname"))?.unwrap_or_default(),
         joined: find_identity(places, ca)?,
     })
@@ -107,8 +117,20 @@ fn is_same_program(running: &Path, installed: &Path) -> anyhow::Result<bool> {
     Ok(is_same_file(running, installed) || fs::read(running)? == fs::read(installed)?)
 }
 
+/// Whether a process holds the lock of a running agent, and isn't ending.
+pub(crate) async fn stays_in_use(places: &InstallPlaces) -> bool {
+    let until = Instant::now() + ENDING;
+    while is_state_in_use(places) {
+        if Instant::now() >= until {
+            return true;
+        }
+        sleep(ENDING / 20).await;
+    }
+    false
+}
+
 /// Whether a process holds the lock of a running agent.
-pub(crate) fn is_state_in_use(places: &InstallPlaces) -> bool {
+fn is_state_in_use(places: &InstallPlaces) -> bool {
     let lock = places.state.join("lock");
     let Ok(file) = fs::OpenOptions::new().write(true).open(lock) else { return false };
     matches!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(rustix::io::Errno::WOULDBLOCK))
@@ -131,5 +153,26 @@ fn find_identity(places: &InstallPlaces, ca: Option<&[u8; 32]>) -> anyhow::Resul
         ) => Ok(None),
         Err(IdentityError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_is_ending_isnt_in_the_way() {
+        let root = tempfile::tempdir().unwrap();
+        let places = InstallPlaces::under(root.path());
+        assert!(!stays_in_use(&places).await, "there is no lock");
+        fs::create_dir_all(&places.state).unwrap();
+        let agent = fs::File::create(places.state.join("lock")).unwrap();
+        flock(&agent, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(stays_in_use(&places).await);
+        let ends = async {
+            sleep(ENDING / 2).await;
+            drop(agent);
+        };
+        assert!(!tokio::join!(stays_in_use(&places), ends).0);
     }
 }
