@@ -17,7 +17,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::dns_name::is_dns_subdomain;
 use crate::failure::FailureCode;
 pub use facts::{ImageFacts, KubeletRecord, NoDelta, PulledBy};
-pub use removal::{ImageRemoval, KeepCode, MAX_REMOVALS, Removal, RemovalOutcome, RemovalResult};
+pub use removal::{
+    ImageRemoval, KeepCode, LAST_REMOVAL, MAX_REMOVALS, Removal, RemovalOutcome, RemovalResult,
+};
 pub use upgrade::Upgrade;
 
 /// Most bytes of the [`JobUid`] of a task in a message. One of Kubernetes has 36, and that of an image on a NodeImage 17 more. A node may

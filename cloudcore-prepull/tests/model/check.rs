@@ -8,7 +8,7 @@ use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec};
 use prepull_api::crd::status::{MAX_NODES_IN_STATUS, NodePhase, NodeStatus, Summary};
 use prepull_api::task::{JobUid, NodeName, RemovalResult, TaskId};
 use prepull_engine::prepull::controller::{Content, PARK_AFTER};
-use prepull_engine::prepull::rollout::{RECHECK_TIME, REPORT_GRACE};
+use prepull_engine::prepull::rollout::{RECHECK_TIME, REMOVAL_GRACE, REPORT_GRACE};
 use prepull_engine::prepull::validate::{DEFAULT_TIMEOUT, validate};
 use prepull_window::Openings;
 
@@ -97,8 +97,6 @@ pub(crate) struct Check {
 }
 
 /// In milliseconds.
-const GRACE: u64 = REPORT_GRACE.as_secs() * 1_000;
-/// In milliseconds.
 const RECHECK: u64 = RECHECK_TIME.as_secs() * 1_000;
 
 pub(crate) const PARKED: u64 = PARK_AFTER.as_secs() * 1_000;
@@ -114,12 +112,18 @@ fn timeout(spec: &ImagePrePullJobSpec) -> u64 {
     }
 }
 
+/// How long a node may be silent after its time, in milliseconds.
+fn grace(spec: &ImagePrePullJobSpec) -> u64 {
+    let removes = spec.image_pre_pull_template.remove.is_some();
+    u64::try_from(if removes { REMOVAL_GRACE } else { REPORT_GRACE }.as_millis()).unwrap()
+}
+
 /// When a node is out of time that started then, in a job with this spec.
 fn deadline(spec: &ImagePrePullJobSpec, start: u64) -> u64 {
     let job = ImagePrePullJob { spec: spec.clone(), ..ImagePrePullJob::default() };
     let windows = validate(&job).unwrap().download.windows;
     let timeout = Duration::from_millis(timeout(spec));
-    millis(Openings::new(&windows, Duration::ZERO, None).after_open_time(at(start), timeout)) + GRACE
+    millis(Openings::new(&windows, Duration::ZERO, None).after_open_time(at(start), timeout)) + grace(spec)
 }
 
 impl Check {

@@ -9,6 +9,9 @@ use super::optional_millis;
 /// Most images in a [`RemovalResult`]. Of more, it has the counts: with names of [`crate::wire::MAX_NOTE`] bytes and reasons
 /// of [`crate::wire::MAX_REASON`] bytes, all of them fit into a tenth of a message.
 pub const MAX_REMOVALS: usize = 50;
+/// How long an agent whose task ends waits for the image that its runtime is removing. A request to the runtime has 30 s, and
+/// as long again is for the look at what is left.
+pub const LAST_REMOVAL: Duration = Duration::from_secs(60);
 
 /// What a task removes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,7 +21,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prepull_api::crd::status::{FailureCount, NodeClock, NodePhase, NodeStatus, RolloutStatus, Summary};
 use prepull_api::failure::FailureCode;
-use prepull_api::task::NodeName;
+use prepull_api::task::{LAST_REMOVAL, NodeName};
 
 use crate::fleet::session::SessionId;
 use crate::prepull::aggregate::{FIRST_ATTEMPT, in_phase};
@@ -50,6 +50,8 @@ use waves::Waves;
 /// The grace for the report of a timeout to arrive: the edge ends the task at `timeoutSeconds` and reports that; only a
 /// node that is silent for this much longer becomes Unknown.
 pub const REPORT_GRACE: Duration = Duration::from_secs(2);
+/// [`REPORT_GRACE`] of a job that removes images: the edge first waits for the image that its runtime is removing.
+pub const REMOVAL_GRACE: Duration = LAST_REMOVAL.saturating_add(REPORT_GRACE);
 
 /// The reasons of pending nodes that do not start although the concurrency allows it.
 const OFFLINE: &str = "offline: its edgecore-prepull is not connected";
@@ -64,6 +66,8 @@ pub struct RolloutSettings {
     pub tolerance: Ratio,
     /// How long one node may take, from its start.
     pub timeout: Duration,
+    /// How long after its time a node may be silent, before it becomes Unknown.
+    pub grace: Duration,
     /// The waves; without any all nodes are in one.
     pub steps: Vec<WaveStep>,
     /// The pause between two waves.

@@ -10,7 +10,7 @@ use prepull_engine::prepull::controller::Dispatch;
 use prepull_engine::prepull::rollout::is_rechecking;
 use prepull_engine::prepull::validate::WaveStep;
 
-use super::{Check, GRACE, RECHECK, deadline, is_final};
+use super::{Check, RECHECK, deadline, is_final};
 use crate::api::Api;
 use crate::world::millis;
 
@@ -86,7 +86,7 @@ impl Check {
                 node.phase == NodePhase::Unknown && node.reason.starts_with("no result within");
             if is_out_of_time && !has_waited {
                 let specs = self.in_force_since(job, start, now);
-                let earliest = specs.map(|spec| deadline(spec, start)).min().unwrap_or(start + GRACE);
+                let earliest = specs.map(|spec| deadline(spec, start)).min().unwrap_or(start);
                 assert!(
                     earliest <= now,
                     "(3) {name} is out of time in {job}, and may go on until {earliest}"
@@ -253,7 +253,7 @@ impl Check {
             let allowed = usize::try_from(allowed.unwrap_or(0)).unwrap();
             let waits = |other: u64| {
                 let specs = self.in_force_since(job, other, start);
-                let earliest = specs.map(|spec| deadline(spec, other)).min().unwrap_or(other + GRACE);
+                let earliest = specs.map(|spec| deadline(spec, other)).min().unwrap_or(other);
                 other <= start && earliest > start
             };
             let held = began.iter().filter(|other| waits(**other)).count();

@@ -1,9 +1,11 @@
 //! The removal of images: chosen once, recorded, and then carried out image by image.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use prepull_api::task::{ImageRemoval, KeepCode, Removal, RemovalOutcome, RemovalResult, TaskOutcome};
+use prepull_api::task::{
+    ImageRemoval, KeepCode, LAST_REMOVAL, Removal, RemovalOutcome, RemovalResult, TaskOutcome,
+};
 use prepull_api::wire::truncate_reason;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
@@ -22,10 +24,6 @@ use crate::tasks::removal::{
 
 /// Retries after an error other than an absent runtime, as for the checks: it's a problem of the node.
 const RETRIES: u32 = 3;
-/// How long a stop or a deadline waits for the image that the runtime is removing. A request to the runtime has 30 s, and as
-/// long again is for the look at what is left.
-const LAST_IMAGE: Duration = Duration::from_secs(60);
-
 /// How far the removal of a task has come.
 #[derive(Debug)]
 pub(super) struct RemovalBoard(Mutex<RemovalCourse>);
@@ -86,7 +84,7 @@ impl RemovalBoard {
                 return;
             }
         }
-        let answered = timeout(LAST_IMAGE, carry_out).await;
+        let answered = timeout(LAST_REMOVAL, carry_out).await;
         let mut course = self.lock();
         if answered.is_ok() || !course.has_begun {
             return;
@@ -94,7 +92,7 @@ impl RemovalBoard {
         let mut planned = course.record.iter_mut().flat_map(|record| &mut record.planned);
         if let Some(planned) = planned.find(|planned| planned.end.is_none()) {
             let text =
-                format!("the container runtime did not remove it within {LAST_IMAGE:?}, and still may");
+                format!("the container runtime did not remove it within {LAST_REMOVAL:?}, and still may");
             let error = PullError::new(ErrorClass::RuntimeDown, text);
             planned.end = Some(failed_removal(&planned.image, &error));
         }

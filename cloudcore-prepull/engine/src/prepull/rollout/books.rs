@@ -6,7 +6,7 @@ use prepull_api::crd::status::{Action, ActionStatus, NodePhase, NodeStatus, Tris
 use prepull_api::failure::FailureCode;
 use prepull_api::task::NodeName;
 
-use super::{BUSY, OFFLINE, REPORT_GRACE, Rollout, RolloutDecision, Touched, is_missing, is_rechecking};
+use super::{BUSY, OFFLINE, Rollout, RolloutDecision, Touched, is_missing, is_rechecking};
 use crate::fleet::session::SessionId;
 use crate::prepull::aggregate::in_phase;
 use crate::shared::pacing::Moment;
@@ -185,7 +185,7 @@ impl Rollout {
     /// When the node is out of time, if it is in progress.
     fn deadline(&self, at: usize) -> Option<Timestamp> {
         let started = self.members[at].record.start_time.as_ref()?.0;
-        self.is_counted(at).then(|| self.end_of_time(at, started).later_by(REPORT_GRACE))
+        self.is_counted(at).then(|| self.end_of_time(at, started).later_by(self.settings.grace))
     }
 
     /// Whether the time of the node passes. It begins when its start is recorded: until then nothing is sent.

@@ -21,7 +21,7 @@ use crate::prepull::aggregate::FIRST_ATTEMPT;
 use crate::prepull::controller::parked::is_end_unknown;
 use crate::prepull::download::WindowRule;
 use crate::prepull::plan;
-use crate::prepull::rollout::{Rollout, RolloutSettings, is_missing};
+use crate::prepull::rollout::{REMOVAL_GRACE, REPORT_GRACE, Rollout, RolloutSettings, is_missing};
 use crate::prepull::validate::{self, ValidatedJob};
 use crate::shared::counted::counted_len;
 use crate::shared::objects::ObjectId;
@@ -340,6 +340,7 @@ impl Default for RolloutSettings {
             concurrency: 1,
             tolerance: validate::Ratio::DEFAULT,
             timeout: validate::DEFAULT_TIMEOUT,
+            grace: REPORT_GRACE,
             steps: Vec::new(),
             pause: Duration::ZERO,
             hold: true,
@@ -353,6 +354,7 @@ pub(super) fn rollout_settings(job: &ValidatedJob, course: &Course) -> RolloutSe
         concurrency: job.concurrency.get() as usize,
         tolerance: job.tolerance,
         timeout: job.timeout,
+        grace: if job.removal.is_some() { REMOVAL_GRACE } else { REPORT_GRACE },
         steps: job.policy.steps.clone(),
         pause: job.policy.pause,
         hold: job.policy.suspend || job.policy.cancel,

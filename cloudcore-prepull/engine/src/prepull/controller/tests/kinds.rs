@@ -24,6 +24,22 @@ fn the_beginning_says_what_the_job_does() {
 }
 
 #[test]
+fn a_removing_node_may_report_a_minute_late() {
+    let mut world = World::new(&["a"]);
+    world.up("a", &[]);
+    world.give(job(removing(&["a"]), 1, None));
+    world.pass(1_000);
+    world.pass(359_000);
+    assert_eq!(world.phase_of("a"), NodePhase::InProgress);
+    world.pass(3_000);
+    assert_eq!(
+        world.phase_of("a"),
+        NodePhase::Unknown,
+        "300 s, a minute for the last image, and the grace of 2 s"
+    );
+}
+
+#[test]
 fn a_removing_job_shows_what_it_freed() {
     let mut world = World::new(&["a", "b"]);
     for node in ["a", "b"] {
