@@ -251,26 +251,6 @@ async fn a_renewed_certificate_needs_no_restart() {
 }
 
 #[tokio::test]
-async fn a_node_renews_at_a_bounded_rate() {
-    let cloud = Cloud::start();
-    let state = Agent::join(&cloud, "edge-1").await;
-    let identity = Identity::load(state.path()).unwrap();
-    let mut renewed = 0;
-    let refusal = loop {
-        match identity.renew(&cloud.enroll_url()).await {
-            Ok(()) => renewed += 1,
-            Err(error) => break error.to_string(),
-        }
-        assert!(renewed < 40, "{renewed} renewals within a moment");
-    };
-    assert_eq!(renewed, 19, "the join was the first of twenty certificates");
-    assert!(refusal.contains("(HTTP 429)") && refusal.contains("node edge-1 got several"), "{refusal}");
-    // What one node has used up is no other node's.
-    let other = Agent::join(&cloud, "edge-2").await;
-    Identity::load(other.path()).unwrap().renew(&cloud.enroll_url()).await.unwrap();
-}
-
-#[tokio::test]
 async fn a_due_certificate_is_renewed() {
     let cloud = Cloud::start();
     let (dir, token) = (tempfile::tempdir().unwrap(), cloud.token(Scope::Fleet).await);

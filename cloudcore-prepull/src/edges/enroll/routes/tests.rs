@@ -160,6 +160,8 @@ async fn too_many_renewals_get_a_retry_time() {
     let response = routes.handle(request, &Ok(peer("edge-1", 1)), [192, 0, 2, 1].into()).await;
     assert_eq!(response.status(), 429);
     assert_eq!(response.headers()[RETRY_AFTER], "60");
+    let (_, body) = renew(&routes, peer("edge-1", 1), &key).await;
+    assert!(body.starts_with(r#"{"error":"node edge-1 got several"#), "{body}");
     assert_eq!(renew(&routes, peer("edge-2", 1), &key).await.0, 200, "another node's pace is its own");
 }
 
