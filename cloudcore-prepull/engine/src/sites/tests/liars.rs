@@ -203,24 +203,6 @@ fn two_complaints_bar_an_unproven_holder() {
 }
 
 #[test]
-fn a_look_is_bounded_and_short() {
-    const NODES: usize = 10_000;
-    let names: Vec<String> = (0..NODES).map(|node| format!("n{node}")).collect();
-    let mut story = Story::of_streaming(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let blobs: Vec<String> = (0..40).map(|of| of.to_string()).collect();
-    let all: Vec<_> = blobs.iter().map(|of| (of.as_str(), 10 * MIB, BlobState::Wanted, 0)).collect();
-    for node in &names {
-        story.say(node, &all);
-    }
-    for _ in 0..50 {
-        let told: usize = story.sites.flush(story.now).iter().map(|told| told.blobs.len()).sum();
-        assert!(told <= 10_000, "{told}");
-        story.now = story.now.saturating_add(Duration::from_millis(100)).unwrap();
-    }
-    assert!(story.sites.bytes() < story.sites.settings.memory, "{}", story.sites.bytes());
-}
-
-#[test]
 fn wrong_bytes_of_two_blobs_bar_a_holder() {
     for (fault, seconds, is_barred) in [
         (PeerFault::Damaged, 0, true),
