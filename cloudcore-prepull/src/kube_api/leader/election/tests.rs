@@ -266,15 +266,16 @@ proptest! {
             prop_assert!(model.leaders() <= 1, "{} leaders", model.leaders());
         }
         model.restart_deposed();
-        for round in 0..200_usize {
-            model.now += Duration::from_millis(100);
+        // For longer than a Lease lasts.
+        for round in 0..40_usize {
+            model.now += Duration::from_millis(500);
             for index in 0..3 {
                 for _ in 0..4 {
                     model.step(index, false);
                     prop_assert!(model.leaders() <= 1);
                 }
             }
-            if round % 10 == 0 {
+            if round % 2 == 0 {
                 model.restart_deposed();
             }
         }
