@@ -229,7 +229,7 @@ async fn reads_ten_thousand_nodes() {
     let mut nodes = "apiVersion: v1\nkind: List\nitems:\n".to_owned();
     for i in 0..10_000 {
         write!(nodes, "- apiVersion: v1\n  kind: Node\n  metadata: {{name: edge-{i}, labels: {{node-role.kubernetes.io/edge: ''").unwrap();
-        (0..20).for_each(|l| write!(nodes, ", example.io/label-{l}: 'value-{i}'").unwrap());
+        (0..4).for_each(|l| write!(nodes, ", example.io/label-{l}: 'value-{i}'").unwrap());
         writeln!(nodes, "}}}}\n  status: {{conditions: [{{type: Ready, status: 'True'}}]}}").unwrap();
     }
     let job = JOB.replace("nodeNames: [edge-1, cloud-1, edge-2]", "labelSelector: {}");
