@@ -61,16 +61,16 @@ impl Blackblackhole {
     }
 }
 
-/// A TCP proxy to a cloud that can cut or freeze its connections.
-struct Proxy {
-    address: SocketAddr,
+/// A TCP proxy to a cloud that can cut its connections, or freeze them, like a NAT that has dropped them.
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
     cut: Arc<Notify>,
-    frozen: Arc<Notify>,
+    pub(crate) frozen: Arc<Notify>,
     serving: JoinHandle<()>,
 }
 
 impl Proxy {
-    async fn to(cloud: SocketAddr) -> Self {
+    pub(crate) async fn to(cloud: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (cut, frozen) = (Arc::new(Notify::new()), Arc::new(Notify::new()));

@@ -1,16 +1,13 @@
 //! The life of a session, with the real dialler.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use edgecore_prepull::cloud::tunnel::TunnelEvent;
 use prepull_api::wire::{CloudMessage, EdgeMessage, Hello};
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
+use crate::addresses::Proxy;
 use crate::agent::Agent;
 use crate::cloud::{Cloud, SOON, ack, fast, task};
 use crate::raw;
@@ -145,32 +142,6 @@ async fn shutdown_ends_sessions_and_listener() {
     assert!(TcpStream::connect(cloud.tunnel).await.is_err());
 }
 
-/// A TCP proxy to the cloud that can go silent without closing, like a NAT that has dropped the connection.
-struct Proxy {
-    address: SocketAddr,
-    silent: Arc<Notify>,
-}
-
-impl Proxy {
-    async fn to(cloud: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, silent) = (listener.local_addr().unwrap(), Arc::new(Notify::new()));
-        let silenced = Arc::clone(&silent);
-        tokio::spawn(async move {
-            let mut lost = Vec::new();
-            loop {
-                let (mut edge, _) = listener.accept().await.unwrap();
-                let mut cloud = TcpStream::connect(cloud).await.unwrap();
-                tokio::select! {
-                    _ = copy_bidirectional(&mut edge, &mut cloud) => {}
-                    () = silenced.notified() => lost.push((edge, cloud)), // open, but nothing passes
-                }
-            }
-        });
-        Self { address, silent }
-    }
-}
-
 #[tokio::test]
 async fn both_ends_notice_a_silent_link() {
     let mut cloud = Cloud::start_with(fast());
@@ -178,10 +149,11 @@ async fn both_ends_notice_a_silent_link() {
     let mut agent = Agent::start(&cloud, "edge-1", Some(format!("wss://{}/v1/edge", proxy.address))).await;
     agent.connected(Hello::default()).await;
     let (_, first, _) = cloud.up().await;
-    proxy.silent.notify_one();
+    proxy.frozen.notify_one();
     let start = Instant::now();
     agent.disconnected().await;
     assert_eq!(cloud.down().await.1, first);
+    assert!(!cloud.sessions.is_online(&"edge-1".into()));
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     // Without a session, sending never blocks the agent.
     for _ in 0..100 {
