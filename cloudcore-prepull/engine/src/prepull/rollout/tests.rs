@@ -5,10 +5,10 @@ use prepull_api::crd::status::JobImageStatus;
 use prepull_api::crd::status::Tristate;
 use prepull_api::image::Reference;
 use prepull_api::task::{
-    CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, KubeletRecord, PullPolicy,
-    PulledBy, TaskId, TaskOutcome, TaskResult,
+    CheckOutcome, ImageOutcome, ImagePhase, ImageProgress, ImageResult, JobUid, PullPolicy, TaskId,
+    TaskOutcome, TaskResult,
 };
-use prepull_api::wire::{MAX_NOTE, OpenPhase, TaskProgress};
+use prepull_api::wire::{OpenPhase, TaskProgress};
 
 use super::*;
 use crate::prepull::plan::{NodePlan, PlannedImage};
@@ -348,79 +348,6 @@ fn a_deleted_retried_node_stays_failed() {
     rollout.begin_round(|_| false);
     assert!(!rollout.remove_node(&node(0)));
     assert_eq!((rollout.summary().unknown, rollout.verdict()), (1, RolloutVerdict::Completed));
-}
-
-#[test]
-fn numbers_beyond_the_apis_range_are_cut() {
-    let mut rollout = rollout(1, 1, "0");
-    all_online(&mut rollout, 1);
-    rollout.advance(at(0));
-    let mut result = result(TaskOutcome::Succeeded);
-    result.images[0].bytes = Some(prepull_api::task::ByteProgress { done: u64::MAX, total: u64::MAX });
-    assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
-    let bytes = rollout.record(&node(0)).unwrap().image_status[0].bytes.unwrap();
-    assert_eq!((bytes.done, bytes.total), (i64::MAX.unsigned_abs(), i64::MAX.unsigned_abs()));
-}
-
-#[test]
-fn deltas_save_at_most_the_image() {
-    let saved = |bytes: Option<u64>, saved| {
-        let mut rollout = rollout(1, 1, "0");
-        all_online(&mut rollout, 1);
-        rollout.advance(at(0));
-        let mut result = result(TaskOutcome::Succeeded);
-        result.images[0].bytes = bytes.map(|total| prepull_api::task::ByteProgress { done: total, total });
-        result.images[0].facts.delta_saved_bytes = saved;
-        assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
-        rollout.record(&node(0)).unwrap().image_status[0].facts.delta_saved_bytes
-    };
-    assert_eq!(saved(Some(100), Some(70)), Some(70));
-    assert_eq!(saved(Some(100), Some(u64::MAX)), Some(100));
-    assert_eq!(saved(Some(u64::MAX), Some(u64::MAX)), Some(i64::MAX.unsigned_abs()));
-    assert_eq!((saved(None, Some(7)), saved(Some(100), None)), (Some(0), None));
-}
-
-#[test]
-fn the_record_keeps_each_images_downloader() {
-    let mut rollout = rollout(1, 1, "0");
-    all_online(&mut rollout, 1);
-    rollout.advance(at(0));
-    let mut result = result(TaskOutcome::Succeeded);
-    result.images[0].facts.pulled_by = Some(PulledBy::Runtime);
-    result.images[0].facts.pulled_by_reason = "x".repeat(5000);
-    assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
-    let image = &rollout.record(&node(0)).unwrap().image_status[0];
-    assert_eq!(
-        (image.facts.pulled_by, image.facts.pulled_by_reason.len()),
-        (Some(PulledBy::Runtime), MAX_NOTE)
-    );
-}
-
-#[test]
-fn the_record_keeps_a_keys_fingerprint_and_no_other_text() {
-    for (claimed, kept) in [("sha256:0123456789ab", Some("sha256:0123456789ab")), ("by the vendor", None)] {
-        let mut rollout = rollout(1, 1, "0");
-        all_online(&mut rollout, 1);
-        rollout.advance(at(0));
-        let mut result = result(TaskOutcome::Succeeded);
-        result.images[0].facts.signed_by = Some(claimed.to_owned());
-        assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
-        assert_eq!(rollout.record(&node(0)).unwrap().image_status[0].facts.signed_by.as_deref(), kept);
-    }
-}
-
-#[test]
-fn the_record_keeps_the_kubelets_reason() {
-    let mut rollout = rollout(1, 1, "0");
-    all_online(&mut rollout, 1);
-    rollout.advance(at(0));
-    let mut result = result(TaskOutcome::Succeeded);
-    result.images[0].facts.kubelet_record = Some(KubeletRecord::OtherRepository);
-    result.images[0].facts.kubelet_record_reason = "x".repeat(5000);
-    assert!(rollout.record_result(&node(0), Some(&plan()), &result, at(1)));
-    let image = &rollout.record(&node(0)).unwrap().image_status[0];
-    let expected = (Some(KubeletRecord::OtherRepository), MAX_NOTE);
-    assert_eq!((image.facts.kubelet_record, image.facts.kubelet_record_reason.len()), expected);
 }
 
 #[test]
