@@ -478,30 +478,6 @@ fn a_dead_session_delays_no_other_node() {
 }
 
 #[test]
-fn a_refused_change_stays_refused_after_failover() {
-    let (mut world, nodes) = fleet(2);
-    let of =
-        |image: &str, concurrency| json!({"nodeNames": nodes, "concurrency": concurrency, "images": [image]});
-    world.give(job(of("nginx:1.25", 1), 1, None));
-    world.pass(1_000);
-    world.give(job(of("redis:7", 2), 2, None));
-    world.pass(1_000);
-    world.pass(1_000);
-    assert_eq!((world.taken().len(), world.condition("Valid").0), (2, "False"));
-    let stored = world.status().clone();
-    assert!(stored.started_spec.contains("nginx"), "{}", stored.started_spec);
-    world.restart(&nodes);
-    world.give(job(of("redis:7", 2), 2, Some(&stored)));
-    world.up("n0", &[(UID, 1, OpenPhase::NeedsKeys)]);
-    world.up("n1", &[(UID, 1, OpenPhase::NeedsKeys)]);
-    world.pass(1_000);
-    assert_eq!((world.taken(), world.condition("Valid").0), (nodes.clone(), "False"));
-    assert_eq!(world.images, vec!["nginx:1.25"; 4]);
-    world.all_end(&nodes, TaskOutcome::Succeeded);
-    assert_eq!(world.status().phase, JobPhase::Completed);
-}
-
-#[test]
 fn passed_steps_do_not_fail_changed_waves() {
     let (mut world, nodes) = fleet(20);
     let template =

@@ -88,10 +88,11 @@ fn a_change_waits_for_the_runs_end() {
             world.restart(&nodes);
             let stored = world.stored.clone();
             world.give(job(of(&nodes, "app:2"), 2, stored.as_ref()));
-            for node in &nodes {
-                world.up(node, &[(UID, 1, OpenPhase::Running)]);
-            }
+            world.up("n0", &[(UID, 1, OpenPhase::Running)]);
+            world.up("n1", &[(UID, 1, OpenPhase::NeedsKeys)]);
             world.pass(1_000);
+            assert_eq!(world.images, ["app:1"; 3], "one of them again, with its keys");
+            assert_eq!(world.condition("Valid").0, "False");
         }
         world.all_succeed(&nodes);
         world.pass(1_000);
