@@ -522,27 +522,6 @@ fn running_nodes_get_a_longer_timeout() {
 }
 
 #[test]
-fn an_edited_ended_job_is_reread_first() {
-    let (mut world, nodes) = fleet(2);
-    let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0"});
-    world.give(with_spec(template.clone(), json!({}), 1, None));
-    world.all_end(&nodes, TaskOutcome::Failed);
-    world.pass(3_600_000);
-    let stored = world.status().clone();
-    // The reports are read when nothing asks for them; then the job comes, and asks for a retry.
-    let reports = std::mem::take(&mut world.reports);
-    world.restart(&nodes);
-    world.reports = reports;
-    for node in &nodes {
-        world.up(node, &[]);
-    }
-    world.give(with_spec(template, json!({"retry": 1}), 2, Some(&stored)));
-    world.pass(1_000);
-    assert_eq!((world.taken(), world.status().summary.desired), (nodes, 2));
-    assert_eq!(world.record("n0").attempt, 2);
-}
-
-#[test]
 fn a_job_names_what_it_waits_for() {
     let names = ["n0".to_owned(), "n1".to_owned()];
     let one_by_one = json!({"nodeNames": names, "concurrency": 1, "failureTolerate": "0"});
