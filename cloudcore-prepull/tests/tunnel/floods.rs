@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cloudcore_prepull::edges::tokens::Scope;
-use prepull_api::credentials::Sensitive;
-use prepull_api::enroll::JoinToken;
 use prepull_api::wire::{CloudMessage, EdgeMessage};
 use rustls::ClientConfig;
 use tokio::time::{sleep, timeout};
@@ -16,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use crate::agent::join;
 use crate::cloud::Cloud;
 use crate::flood::{EDGES_ADDRESS, Flood};
-use crate::raw::{self, Credentials, client_hello, dial, heard, say, tls};
+use crate::raw::{Credentials, client_hello, dial, heard, say, tls};
 
 /// Edges that reconnect at once.
 const EDGES: usize = 200;
@@ -152,26 +150,4 @@ async fn idle_connections_stop_no_enrolment() {
         eprintln!("beside {:.0} idle connections a second from {from}: {outcome:?}", flood.rate());
         assert!(outcome.is_ok(), "{outcome:?}");
     }
-}
-
-/// Anyone can send wrong tokens; the next valid one may come from the same address.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_tokens_stop_no_join() {
-    let cloud = Cloud::start();
-    let good = cloud.token(Scope::Fleet).await;
-    let wrong = [
-        JoinToken { id: "0".repeat(12), ..good.clone() },
-        JoinToken { secret: Sensitive::new("0".repeat(64)), ..good.clone() },
-    ];
-    let dir = tempfile::tempdir().unwrap();
-    for attempt in 0..60 {
-        let refused = join(&cloud, &wrong[attempt % 2], "edge-1", dir.path()).await;
-        assert!(refused.is_err(), "a wrong token let somebody in");
-    }
-    let outcome = join_and_renew(&cloud, "edge-1").await;
-    eprintln!("after 60 wrong tokens from the same address: {outcome:?}");
-    assert!(outcome.is_ok(), "{outcome:?}");
-    // A node that is let in can connect.
-    let mut cloud = cloud;
-    raw::session(&mut cloud, "edge-1").await;
 }
