@@ -9,7 +9,6 @@ use tokio::time::{Instant, timeout};
 use crate::addresses::Proxy;
 use crate::agent::Agent;
 use crate::cloud::{Cloud, SOON, ack, fast, task};
-use crate::raw;
 
 #[tokio::test]
 async fn messages_go_both_ways_until_shutdown() {
@@ -61,20 +60,6 @@ async fn heartbeats_keep_an_idle_session_up() {
     cloud.no_event(Duration::from_secs(2)).await;
     cloud.sessions.send(&"edge-1".into(), ack("j")).unwrap();
     assert_eq!(agent.message().await, ack("j"));
-}
-
-#[tokio::test]
-async fn a_second_session_replaces_the_first() {
-    let mut cloud = Cloud::start();
-    let mut first = raw::session(&mut cloud, "edge-1").await;
-    let mut second = raw::session(&mut cloud, "edge-1").await;
-    assert_eq!(raw::closed(&mut first).await.1, "replaced by a newer session of this node");
-    let (_, ended) = cloud.down().await;
-    assert_eq!(cloud.sessions.len(), 1);
-    cloud.sessions.send(&"edge-1".into(), ack("j")).unwrap();
-    assert_eq!(raw::heard(&mut second).await, ack("j"));
-    drop(second);
-    assert!(cloud.down().await.1 > ended);
 }
 
 #[tokio::test]

@@ -288,6 +288,8 @@ mod tests {
         let second = sessions.register(node(), SessionTrust::default(), KEY, ALL);
         assert!(second.id > first.id);
         assert_eq!(closed(&first).as_deref(), Some("replaced by a newer session of this node"));
+        sessions.send(&node(), cancel("x")).unwrap();
+        assert!(matches!(second.next(true).now_or_never(), Some(Outgoing::Message(_))));
         sessions.remove(&node(), first.id);
         assert!(sessions.is_online(&node()));
         sessions.remove(&node(), second.id);
