@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jiff::Timestamp;
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{ImageResult, TaskOutcome};
-use prepull_program::metrics::{Build, DURATION_BUCKETS};
+use prepull_program::metrics::{DURATION_BUCKETS, Label, TwoLabels};
 use prepull_window::{Openings, WindowState};
-use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -21,7 +21,7 @@ use crate::error_class::ErrorClass;
 use crate::status::StatusBoard;
 
 /// Version of the running program.
-const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
+const BUILD: Label = [("version", env!("CARGO_PKG_VERSION"))];
 
 prepull_program::metrics! {
     /// Everything that the agent counts and measures.
@@ -29,21 +29,21 @@ prepull_program::metrics! {
         /// 1 while the tunnel is up
         connected: Gauge,
         /// 1 for the address that the session is with
-        session: Family<Address, Gauge>,
+        session: Family<Label<String>, Gauge>,
         /// Tasks in the ledger
         open_tasks: Gauge,
         /// Tasks that ended, by outcome
-        tasks: Family<OutcomeLabels, Counter>,
+        tasks: Family<Label, Counter>,
         /// Images that ended, by outcome
-        images: Family<OutcomeLabels, Counter>,
+        images: Family<Label, Counter>,
         /// Images that failed, by the code of the failure
-        image_failures: Family<Code, Counter>,
+        image_failures: Family<Label, Counter>,
         /// Bytes of images that the agent has downloaded itself, by source: registry, or peer for the neighbours of its site
-        downloaded_bytes: Family<SourceLabels, Counter>,
+        downloaded_bytes: Family<Label, Counter>,
         /// Bytes of layers that were rebuilt from deltas, and so not downloaded
         delta_saved_bytes: Counter,
         /// Images that came by layers although the registry has deltas to them, by the reason
-        refused_deltas: Family<Reason, Counter>,
+        refused_deltas: Family<Label, Counter>,
         /// Images that the agent has removed to make room for others, with --make-room
         removed_images: Counter,
         /// Bytes that those have freed, as far as containerd knows
@@ -51,12 +51,12 @@ prepull_program::metrics! {
         /// Bytes that the agent has served to the neighbours of its site
         peer_served_bytes: Counter,
         /// Pulls, by who has downloaded: agent or runtime
-        pulls: Family<By, Counter>,
+        pulls: Family<Label, Counter>,
         /// Seconds from the first try of an image to its end, by outcome
-        image_duration_seconds: Family<OutcomeLabels, Histogram, fn() -> Histogram>
+        image_duration_seconds: Family<Label, Histogram, fn() -> Histogram>
             = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
         /// Tries to pull an image that failed, by the class of the error, which decides what happens next, and its code
-        failed_tries: Family<ClassAndCode, Counter>,
+        failed_tries: Family<TwoLabels, Counter>,
         /// Sessions with the cloud since the start: all but the first are reconnects
         sessions: Counter,
         /// When the node's certificate ends, as a Unix time
@@ -66,68 +66,17 @@ prepull_program::metrics! {
         /// When the node's windows open or close next, as a Unix time; 0 if they never do
         download_window_change_timestamp_seconds: Gauge,
         /// 1; the labels say what runs
-        build_info: Family<Build, Gauge>,
+        build_info: Family<Label, Gauge>,
         /// Runs of credential providers' plugins, by outcome
-        credential_provider_execs: Family<ProviderOutcome, Counter>,
+        credential_provider_execs: Family<(Label<String>, Label), Counter>,
         /// How long a run of a credential provider's plugin took
-        credential_provider_exec_duration_seconds: Family<ProviderLabels, Histogram, fn() -> Histogram>
+        credential_provider_exec_duration_seconds: Family<Label<String>, Histogram, fn() -> Histogram>
             = Family::new_with_constructor(|| Histogram::new(PLUGIN_BUCKETS)),
     }
 }
 
 /// Upper bounds in seconds: a plugin asks a server on the same machine or in its cloud, and is killed after a minute.
 const PLUGIN_BUCKETS: [f64; 7] = [0.05, 0.2, 0.5, 2.0, 5.0, 15.0, 60.0];
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct By {
-    by: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SourceLabels {
-    source: &'static str,
-}
-
-/// The source of bytes that do not come from a neighbour.
-const REGISTRY: SourceLabels = SourceLabels { source: "registry" };
-const PEER: SourceLabels = SourceLabels { source: "peer" };
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Code {
-    code: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ClassAndCode {
-    class: &'static str,
-    code: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Address {
-    address: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ProviderLabels {
-    provider: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ProviderOutcome {
-    provider: String,
-    outcome: &'static str,
-}
 
 /// How a run of a credential provider's plugin ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +133,7 @@ impl AgentMetrics {
     pub(crate) fn set_session(&self, address: Option<String>) {
         self.counted.session.clear();
         if let Some(address) = address {
-            self.counted.session.get_or_create(&Address { address }).set(1);
+            self.counted.session.get_or_create(&[("address", address)]).set(1);
         }
     }
 
@@ -196,7 +145,7 @@ impl AgentMetrics {
     /// Counts a task that ended.
     pub(crate) fn count_task(&self, outcome: TaskOutcome) {
         let outcome = outcome.as_str();
-        self.counted.tasks.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.counted.tasks.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     /// Counts an image that ended, by whether it's on the node now, and if not, by the reason. Also counts a pull, by
@@ -204,28 +153,28 @@ impl AgentMetrics {
     pub(crate) fn count_image(&self, result: &ImageResult) {
         let is_there = result.outcome.is_on_node();
         let outcome = if is_there { "there" } else { "failed" };
-        self.counted.images.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.counted.images.get_or_create(&[("outcome", outcome)]).inc();
         if !is_there {
             let code = result.code.unwrap_or(FailureCode::Other).as_str();
-            self.counted.image_failures.get_or_create(&Code { code }).inc();
+            self.counted.image_failures.get_or_create(&[("code", code)]).inc();
         }
         if let Some(took) = result.took {
             let durations = &self.counted.image_duration_seconds;
-            durations.get_or_create(&OutcomeLabels { outcome }).observe(took.as_secs_f64());
+            durations.get_or_create(&[("outcome", outcome)]).observe(took.as_secs_f64());
         }
         if let Some(by) = result.facts.pulled_by {
-            self.counted.pulls.get_or_create(&By { by: by.as_str() }).inc();
+            self.counted.pulls.get_or_create(&[("by", by.as_str())]).inc();
         }
         self.counted.delta_saved_bytes.inc_by(result.facts.delta_saved_bytes.unwrap_or_default());
         if let Some(reason) = result.facts.no_delta {
-            self.counted.refused_deltas.get_or_create(&Reason { reason: reason.as_str() }).inc();
+            self.counted.refused_deltas.get_or_create(&[("reason", reason.as_str())]).inc();
         }
     }
 
     /// Counts a try that failed.
     pub(crate) fn count_failed_try(&self, class: ErrorClass, code: FailureCode) {
         let (class, code) = (class.as_str(), code.as_str());
-        self.counted.failed_tries.get_or_create(&ClassAndCode { class, code }).inc();
+        self.counted.failed_tries.get_or_create(&[("class", class), ("code", code)]).inc();
     }
 
     /// Counts a session that has begun.
@@ -241,8 +190,8 @@ impl AgentMetrics {
 
     /// Counts bytes of images that the agent has downloaded, from a neighbour or from a registry.
     pub(crate) fn count_downloaded(&self, bytes: u64, is_of_peer: bool) {
-        let source = if is_of_peer { PEER } else { REGISTRY };
-        self.counted.downloaded_bytes.get_or_create(&source).inc_by(bytes);
+        let source = if is_of_peer { "peer" } else { "registry" };
+        self.counted.downloaded_bytes.get_or_create(&[("source", source)]).inc_by(bytes);
     }
 
     /// Counts an image that was removed to make room.
@@ -269,9 +218,9 @@ impl AgentMetrics {
             credential_provider_exec_duration_seconds: durations,
             ..
         } = &self.counted;
-        let provider = provider.to_owned();
-        durations.get_or_create(&ProviderLabels { provider: provider.clone() }).observe(took.as_secs_f64());
-        runs.get_or_create(&ProviderOutcome { provider, outcome }).inc();
+        let provider = [("provider", provider.to_owned())];
+        durations.get_or_create(&provider).observe(took.as_secs_f64());
+        runs.get_or_create(&(provider, [("outcome", outcome)])).inc();
     }
 
     /// Sets the node's windows.

@@ -1,47 +1,31 @@
 //! Metrics of what the controller does not learn about: connections that wait or do not get in, and edges that are sent
 //! away.
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prepull_program::metrics::{Label, TwoLabels};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::edges::pki::CaCensus;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SentAwayLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PortLabels {
-    port: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PartLabel {
-    part: &'static str,
-}
-
 prepull_program::metrics! {
     /// Metrics of both ports. Cheap to clone; all clones share the values.
     pub struct EdgeMetrics {
         /// Edges that were told to come back later, by reason
-        sent_away: Family<SentAwayLabel, Counter>,
+        sent_away: Family<Label, Counter>,
         /// Connections that wait for their handshake to begin
         waiting_connections: Gauge<i64>,
         /// Connections that ended before or during their handshake, by port and reason
-        turned_away: Family<PortLabels, Counter>,
+        turned_away: Family<TwoLabels, Counter>,
         /// Connected edges that are not done with a change of the CA or of the subject, by what is of before
-        outdated_edges: Family<PartLabel, Gauge>,
+        outdated_edges: Family<Label, Gauge>,
     }
 }
 
 impl EdgeMetrics {
     /// Counts an edge that we sent away for some time.
     pub(super) fn count_sent_away(&self, reason: &'static str) {
-        self.sent_away.get_or_create(&SentAwayLabel { reason }).inc();
+        self.sent_away.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Counts a connection that waits for its handshake, until the guard is dropped.
@@ -60,13 +44,13 @@ impl EdgeMetrics {
             ("subject", old_subject),
         ] {
             let edges = i64::try_from(edges).unwrap_or(i64::MAX);
-            self.outdated_edges.get_or_create(&PartLabel { part }).set(edges);
+            self.outdated_edges.get_or_create(&[("part", part)]).set(edges);
         }
     }
 
     /// Counts a connection that did not get in.
     pub(super) fn count_turned_away(&self, port: &'static str, reason: &'static str) {
-        self.turned_away.get_or_create(&PortLabels { port, reason }).inc();
+        self.turned_away.get_or_create(&[("port", port), ("reason", reason)]).inc();
     }
 }
 

@@ -17,8 +17,8 @@ use prepull_engine::kruise::{self, jobs, node_images};
 use prepull_engine::prepull::controller;
 use prepull_engine::shared::outcomes::{DispatchOutcome, WriteOutcome};
 use prepull_engine::sites::{SiteEventKind, SiteReport};
-use prepull_program::metrics::{Build, DURATION_BUCKETS};
-use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prepull_program::metrics::{DURATION_BUCKETS, Label};
+use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -34,40 +34,8 @@ mod sites;
 
 use sites::SiteMetrics;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabel {
-    phase: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CodeLabel {
-    code: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusedDeltaLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByLabel {
-    by: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct JobPhaseLabel {
-    /// Not `job`, which Prometheus takes for itself.
-    job_name: String,
-    phase: &'static str,
-}
-
 /// What runs.
-const BUILD: Build = Build { version: env!("CARGO_PKG_VERSION") };
+const BUILD: Label = [("version", env!("CARGO_PKG_VERSION"))];
 /// Upper bounds in seconds of a write to the API server, which gives up after a minute.
 const WRITE_BUCKETS: [f64; 9] = [0.005, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 60.0];
 /// The most jobs with series about their nodes, five each. We take those with the first names, so that they stay the
@@ -78,42 +46,42 @@ prepull_program::metrics! {
     /// The counters and gauges of the engines' inputs, of the sessions and of the election.
     struct Counted {
         /// ImagePrePullJobs by phase
-        jobs: Family<PhaseLabel, Gauge>,
+        jobs: Family<Label, Gauge>,
         /// Edge nodes that are connected
         edge_sessions: Gauge<i64>,
         /// Tasks sent to edge nodes, by outcome
-        dispatches: Family<OutcomeLabel, Counter>,
+        dispatches: Family<Label, Counter>,
         /// Results that edge nodes sent, by outcome
-        results: Family<OutcomeLabel, Counter>,
+        results: Family<Label, Counter>,
         /// Seconds from the acceptance of a task on its node to its end, by outcome
-        task_duration_seconds: Family<OutcomeLabel, Histogram, fn() -> Histogram>
+        task_duration_seconds: Family<Label, Histogram, fn() -> Histogram>
             = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
         /// Seconds from the acceptance of a task on its node to the first try of an image: other tasks, windows, checks
         task_queue_duration_seconds: Histogram = Histogram::new(DURATION_BUCKETS),
         /// Seconds from the first try of an image to its end, by outcome
-        image_duration_seconds: Family<OutcomeLabel, Histogram, fn() -> Histogram>
+        image_duration_seconds: Family<Label, Histogram, fn() -> Histogram>
             = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
         /// Tries that edge nodes made for images, by how the image ended
-        image_tries: Family<OutcomeLabel, Counter>,
+        image_tries: Family<Label, Counter>,
         /// Compressed bytes of images that edge nodes have pulled, by who has downloaded, or delta if it was rebuilt
-        pulled_image_bytes: Family<ByLabel, Counter>,
+        pulled_image_bytes: Family<Label, Counter>,
         /// Images that came by layers although their registry has deltas to them, by the reason
-        refused_deltas: Family<RefusedDeltaLabel, Counter>,
+        refused_deltas: Family<Label, Counter>,
         /// Nodes of the jobs that run, by phase; of at most 100 jobs
-        job_nodes: Family<JobPhaseLabel, Gauge>,
+        job_nodes: Family<(Label<String>, Label), Gauge>,
         /// Seconds that a write of a job status or of a report took, by outcome
-        status_write_duration_seconds: Family<OutcomeLabel, Histogram, fn() -> Histogram>
+        status_write_duration_seconds: Family<Label, Histogram, fn() -> Histogram>
             = Family::new_with_constructor(|| Histogram::new(WRITE_BUCKETS)),
         /// 1; the labels say what runs
-        build_info: Family<Build, Gauge>,
+        build_info: Family<Label, Gauge>,
         /// Images that edge nodes reported as failed, by the code of the failure
-        image_failures: Family<CodeLabel, Counter>,
+        image_failures: Family<Label, Counter>,
         /// Writes of job status and of reports, by outcome
-        status_writes: Family<OutcomeLabel, Counter>,
+        status_writes: Family<Label, Counter>,
         /// Writes of NodeImages, ImagePullJobs and ImageListPullJobs, by outcome
-        kruise_writes: Family<OutcomeLabel, Counter>,
+        kruise_writes: Family<Label, Counter>,
         /// Traces of tasks for the collector of --otlp-endpoint, by outcome
-        traces: Family<OutcomeLabel, Counter>,
+        traces: Family<Label, Counter>,
         /// What the controller took in
         controller_inputs: Counter<u64, AtomicU64>,
         /// Whether this replica leads
@@ -159,9 +127,9 @@ impl Default for Metrics {
         counted.build_info.get_or_create(&BUILD).set(1);
         // Prometheus sees no increase from nothing to one, so these series are there before their first event.
         for code in FailureCode::ALL {
-            drop(counted.image_failures.get_or_create(&CodeLabel { code: code.as_str() }));
+            drop(counted.image_failures.get_or_create(&[("code", code.as_str())]));
         }
-        drop(counted.dispatches.get_or_create(&OutcomeLabel { outcome: "withheld" }));
+        drop(counted.dispatches.get_or_create(&[("outcome", "withheld")]));
         Self { registry, counted, edges, roster, sites, shown_jobs: Mutex::default() }
     }
 }
@@ -183,7 +151,7 @@ impl Metrics {
             }
             Input::Prepull(controller::Input::Written { outcome, .. }) => {
                 let outcome = outcome_label(*outcome);
-                self.counted.status_writes.get_or_create(&OutcomeLabel { outcome }).inc();
+                self.counted.status_writes.get_or_create(&[("outcome", outcome)]).inc();
             }
             Input::Kruise(kruise::Input::Node(node_images::Input::Written(_, written))) => {
                 self.count_kruise_write(match written {
@@ -200,18 +168,18 @@ impl Metrics {
     }
 
     fn count_kruise_write(&self, outcome: &'static str) {
-        self.counted.kruise_writes.get_or_create(&OutcomeLabel { outcome }).inc();
+        self.counted.kruise_writes.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     fn count_result(&self, result: &TaskResult) {
         let outcome = result.outcome.as_str();
-        self.counted.results.get_or_create(&OutcomeLabel { outcome }).inc();
+        self.counted.results.get_or_create(&[("outcome", outcome)]).inc();
         let durations = &self.counted.task_duration_seconds;
-        durations.get_or_create(&OutcomeLabel { outcome }).observe(result.took.as_secs_f64());
+        durations.get_or_create(&[("outcome", outcome)]).observe(result.took.as_secs_f64());
         self.count_images(&result.images);
         for image in result.images.iter().filter(|image| !image.outcome.is_on_node()) {
             let code = image.code.unwrap_or(FailureCode::Other).as_str();
-            self.counted.image_failures.get_or_create(&CodeLabel { code }).inc();
+            self.counted.image_failures.get_or_create(&[("code", code)]).inc();
         }
     }
 
@@ -222,7 +190,7 @@ impl Metrics {
             self.counted.task_queue_duration_seconds.observe(first.as_secs_f64());
         }
         for image in images {
-            let outcome = OutcomeLabel { outcome: image.outcome.as_str() };
+            let outcome = [("outcome", image.outcome.as_str())];
             if image.attempts > 0 {
                 self.counted.image_tries.get_or_create(&outcome).inc_by(image.attempts.into());
             }
@@ -232,7 +200,7 @@ impl Metrics {
                 let from_peers = image.from_peers.unwrap_or_default().min(bytes.done - saved);
                 let by_itself = bytes.done - saved - from_peers;
                 let count = |by, bytes| {
-                    self.counted.pulled_image_bytes.get_or_create(&ByLabel { by }).inc_by(bytes);
+                    self.counted.pulled_image_bytes.get_or_create(&[("by", by)]).inc_by(bytes);
                 };
                 count(by.as_str(), by_itself);
                 [("peer", from_peers), ("delta", saved)]
@@ -241,10 +209,7 @@ impl Metrics {
                     .for_each(|(by, bytes)| count(by, bytes));
             }
             if let Some(reason) = image.facts.no_delta {
-                self.counted
-                    .refused_deltas
-                    .get_or_create(&RefusedDeltaLabel { reason: reason.as_str() })
-                    .inc();
+                self.counted.refused_deltas.get_or_create(&[("reason", reason.as_str())]).inc();
             }
             if let Some(took) = image.took {
                 self.counted.image_duration_seconds.get_or_create(&outcome).observe(took.as_secs_f64());
@@ -265,14 +230,14 @@ impl Metrics {
 
     /// Counts traces, `sent` or `lost`.
     pub(super) fn count_traces(&self, outcome: &'static str, traces: u64) {
-        self.counted.traces.get_or_create(&OutcomeLabel { outcome }).inc_by(traces);
+        self.counted.traces.get_or_create(&[("outcome", outcome)]).inc_by(traces);
     }
 
     /// Measures a write of a status or of a report.
     pub(super) fn measure_write(&self, outcome: WriteOutcome, took: Duration) {
         let outcome = outcome_label(outcome);
         let durations = &self.counted.status_write_duration_seconds;
-        durations.get_or_create(&OutcomeLabel { outcome }).observe(took.as_secs_f64());
+        durations.get_or_create(&[("outcome", outcome)]).observe(took.as_secs_f64());
     }
 
     /// Sets the gauges of the nodes of the jobs that run, and takes away those of jobs that do not.
@@ -283,13 +248,14 @@ impl Metrics {
         };
         let running: BTreeMap<&str, [u32; 5]> = running.map(|(job, nodes)| (job, counts(nodes))).collect();
         let running: BTreeMap<&str, [u32; 5]> = running.into_iter().take(MAX_JOBS).collect();
-        let label = |job: &str, phase| JobPhaseLabel { job_name: job.to_owned(), phase };
+        // Not `job`, which Prometheus takes for itself.
+        let labels = |job: &str, phase| ([("job_name", job.to_owned())], [("phase", phase)]);
         let mut shown = self.shown_jobs.lock();
         shown.retain(|job, _| {
             let runs = running.contains_key(job.as_str());
             if !runs {
                 for phase in NODE_PHASES {
-                    self.counted.job_nodes.remove(&label(job, phase));
+                    self.counted.job_nodes.remove(&labels(job, phase));
                 }
             }
             runs
@@ -299,7 +265,7 @@ impl Metrics {
                 continue;
             }
             for (phase, count) in NODE_PHASES.into_iter().zip(counts) {
-                self.counted.job_nodes.get_or_create(&label(job, phase)).set(count.into());
+                self.counted.job_nodes.get_or_create(&labels(job, phase)).set(count.into());
             }
             shown.insert(job.to_owned(), counts);
         }
@@ -314,7 +280,7 @@ impl Metrics {
             DispatchOutcome::TooOld(_) => "too_old",
             DispatchOutcome::Unsendable(_) => "unsendable",
         };
-        self.counted.dispatches.get_or_create(&OutcomeLabel { outcome }).inc();
+        self.counted.dispatches.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     /// Sets the gauges of jobs and sessions.
@@ -327,7 +293,7 @@ impl Metrics {
                 JobPhase::Failure => "Failure",
             };
             let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
-            self.counted.jobs.get_or_create(&PhaseLabel { phase }).set(jobs);
+            self.counted.jobs.get_or_create(&[("phase", phase)]).set(jobs);
         }
         self.counted.edge_sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
     }

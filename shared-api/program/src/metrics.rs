@@ -2,19 +2,16 @@
 
 use std::fmt::Write as _;
 
-use prometheus_client::encoding::EncodeLabelSet;
 pub use prometheus_client::registry::Registry;
 
 /// Upper bounds in seconds of what takes a moment on a good link and hours on a bad one: pulls, and tasks of several.
 pub const DURATION_BUCKETS: [f64; 10] =
     [1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 14_400.0, 43_200.0];
 
-/// The labels of `build_info`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Build {
-    /// Version of the program.
-    pub version: &'static str,
-}
+/// One label of a metric: its name and its value.
+pub type Label<V = &'static str> = [(&'static str, V); 1];
+/// Two labels of a metric.
+pub type TwoLabels = [(&'static str, &'static str); 2];
 
 /// The text format of Prometheus, of the text format of OpenMetrics, for those who do not ask for the latter: `curl`, and
 /// `promtool check metrics`. They differ in the names of counters' families, and in the last line.

@@ -8,7 +8,7 @@ use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
 use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use prepull_engine::shared::reasons;
-use prometheus_client::encoding::EncodeLabelSet;
+use prepull_program::metrics::Label;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
@@ -23,23 +23,13 @@ const OVERALL: (f64, f64) = (50.0, 0.1);
 /// The most nodes that events are remembered of; more than come together in ten minutes by [`OVERALL`].
 const MAX_REMEMBERED: usize = 1024;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PlaceLabel {
-    at: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusalLabel {
-    reason: &'static str,
-}
-
 prepull_program::metrics! {
     /// Metrics of the nodes' keys. Cheap to clone; all clones share the values.
     pub struct RosterMetrics {
         /// Keys that were presented although a newer key of the same node was in use, by where
-        superseded_keys: Family<PlaceLabel, Counter>,
+        superseded_keys: Family<Label, Counter>,
         /// Edges that were refused although TLS accepted their certificate or their token was valid, by reason
-        refused_edges: Family<RefusalLabel, Counter>,
+        refused_edges: Family<Label, Counter>,
         /// Certificates that were renewed after they had expired
         late_renewals: Counter,
     }
@@ -52,8 +42,8 @@ pub(super) enum AlarmPlace {
 }
 
 impl AlarmPlace {
-    fn label(self) -> PlaceLabel {
-        PlaceLabel { at: if let Self::Tunnel = self { "tunnel" } else { "renewal" } }
+    fn label(self) -> Label {
+        [("at", if let Self::Tunnel = self { "tunnel" } else { "renewal" })]
     }
 }
 
@@ -146,7 +136,7 @@ impl Alarms {
             // Of a command, and not of an edge.
             NodeRefusal::HasRejoined { .. } => return,
         };
-        self.metrics.refused_edges.get_or_create(&RefusalLabel { reason }).inc();
+        self.metrics.refused_edges.get_or_create(&[("reason", reason)]).inc();
     }
 
     fn send_event(&self, node: &NodeName, reason: &'static str, note: String) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use prepull_engine::sites::{SiteCounters, SiteEventKind, SiteReport};
-use prometheus_client::encoding::EncodeLabelSet;
+use prepull_program::metrics::Label;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -14,37 +14,21 @@ use prometheus_client::metrics::gauge::Gauge;
 /// Most sites that have series: each has seven. The sums of a fleet's downloads are in the metrics of images.
 const MAX_SITES: usize = 50;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SiteLabel {
-    site: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FaultLabel {
-    fault: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SiteFaultLabel {
-    site: String,
-    fault: &'static str,
-}
-
 prepull_program::metrics! {
     /// Metrics of sites. All clones share the values.
     pub(super) struct SiteSeries {
         /// Faults of nodes that share layers, of all sites together, by what happened
-        sharing_faults: Family<FaultLabel, Counter>,
+        sharing_faults: Family<Label, Counter>,
         /// Faults of nodes that share layers, by what happened; of the 50 most active sites
-        site_faults: Family<SiteFaultLabel, Counter>,
+        site_faults: Family<(Label<String>, Label), Counter>,
         /// Bytes that nodes got from neighbours, as they say; of the 50 most active sites
-        site_shared_bytes: Family<SiteLabel, Counter>,
+        site_shared_bytes: Family<Label<String>, Counter>,
         /// Bytes that nodes downloaded over the uplink of their site, as they say; of the 50 most active sites
-        site_carried_bytes: Family<SiteLabel, Counter>,
+        site_carried_bytes: Family<Label<String>, Counter>,
         /// Downloads of layers over the uplink of a site now, at most 64; of the 50 most active sites
-        site_carriers: Family<SiteLabel, Gauge>,
+        site_carriers: Family<Label<String>, Gauge>,
         /// Bytes a second of layers over the uplink of a site, as its nodes say; of the 50 most active sites
-        site_uplink_bytes_per_second: Family<SiteLabel, Gauge>,
+        site_uplink_bytes_per_second: Family<Label<String>, Gauge>,
         /// Bytes of memory that is taken by what is known of sites, roughly
         sites_memory_bytes: Gauge,
         /// Bytes of memory that what is known of sites may take: --site-memory
@@ -67,7 +51,7 @@ impl SiteMetrics {
             SiteEventKind::HolderDelisted => "holder_delisted",
             SiteEventKind::TooManyBlobs => "too_many_blobs",
         };
-        self.series.sharing_faults.get_or_create(&FaultLabel { fault }).inc();
+        self.series.sharing_faults.get_or_create(&[("fault", fault)]).inc();
     }
 
     pub(super) fn set_memory(&self, bytes: usize, limit: usize) {
@@ -88,10 +72,10 @@ impl SiteMetrics {
     }
 
     fn set_one(&self, report: &SiteReport) {
-        let label = SiteLabel { site: report.site.clone() };
+        let label = [("site", report.site.clone())];
         for (fault, count) in faults(&report.counters) {
-            let label = SiteFaultLabel { site: report.site.clone(), fault };
-            set_counter(&self.series.site_faults.get_or_create(&label), count);
+            let labels = (label.clone(), [("fault", fault)]);
+            set_counter(&self.series.site_faults.get_or_create(&labels), count);
         }
         set_counter(&self.series.site_shared_bytes.get_or_create(&label), report.counters.bytes_shared);
         set_counter(&self.series.site_carried_bytes.get_or_create(&label), report.counters.bytes_carried);
@@ -103,9 +87,9 @@ impl SiteMetrics {
     }
 
     fn remove(&self, site: &str) {
-        let label = SiteLabel { site: site.to_owned() };
+        let label = [("site", site.to_owned())];
         for (fault, _) in faults(&SiteCounters::default()) {
-            self.series.site_faults.remove(&SiteFaultLabel { site: site.to_owned(), fault });
+            self.series.site_faults.remove(&(label.clone(), [("fault", fault)]));
         }
         self.series.site_shared_bytes.remove(&label);
         self.series.site_carried_bytes.remove(&label);
