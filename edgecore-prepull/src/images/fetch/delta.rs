@@ -52,10 +52,19 @@ pub(super) struct Delta {
     pub(super) tar: Option<u64>,
 }
 
+/// Sizes of a layer that is rebuilt, by the word of the delta's publisher.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RebuiltSizes {
+    /// Most bytes of the tar, which is deleted once it's unpacked.
+    pub(super) tar: u64,
+    pub(super) unpacked: u64,
+}
+
 impl Delta {
-    /// Uncompressed size of the layer. Where the publisher doesn't announce it, we guess.
-    pub(super) fn unpacked_or_guess(&self, layer: &Descriptor) -> u64 {
-        self.tar.unwrap_or_else(|| layer.guess_unpacked())
+    /// The sizes for the check of the room. Where the publisher announces none, we guess.
+    pub(super) fn rebuilt_sizes(&self, layer: &Descriptor) -> RebuiltSizes {
+        let unpacked = self.tar.unwrap_or_else(|| layer.guess_unpacked());
+        RebuiltSizes { tar: self.most_tar(layer), unpacked }
     }
 
     /// Most bytes of the rebuilt tar. Without an announced size it's twice the guess, since a tar that's larger costs the delta
@@ -106,7 +115,7 @@ impl LayerDeltas {
     }
 
     /// The deltas for these missing layers, if they save anything. Those are left out that `may_use` doesn't accept by their
-    /// digest.
+    /// digest, and those with the digest of a missing layer: one download can't have the sizes of both.
     pub(super) fn new(
         manifest: &DeltaManifest,
         chain: String,
@@ -116,7 +125,8 @@ impl LayerDeltas {
         let mut by_layer = HashMap::new();
         for Missing { layer, bytes } in missing {
             let Some(found) = manifest.diff_for(&layer.digest, *bytes) else { continue };
-            if !may_use(&found.digest) {
+            let is_layer = missing.iter().any(|missing| missing.layer.digest == found.digest);
+            if is_layer || !may_use(&found.digest) {
                 continue;
             }
             let (digest, size, tar) = (found.digest.clone(), found.size, found.uncompressed);
@@ -198,6 +208,9 @@ mod tests {
         assert!(
             LayerDeltas::new(&manifest, "chain".to_owned(), &missing, |delta| delta != digest(101)).is_none()
         );
+        // One that is a layer of the image.
+        let own = [missing[0], Missing { layer: &layer(101, 1000), bytes: 1000 }];
+        assert!(LayerDeltas::new(&manifest, "chain".to_owned(), &own, |_| true).is_none());
         // Next to nothing is left of the layer.
         let almost = [Missing { bytes: 9, ..missing[0] }];
         assert!(LayerDeltas::new(&manifest, "chain".to_owned(), &almost, |_| true).is_none());

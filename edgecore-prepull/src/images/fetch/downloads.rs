@@ -121,9 +121,10 @@ impl Layer {
         self.flight.set_written(self.there);
     }
 
-    /// Has a delta downloaded in its place.
+    /// Has a delta downloaded in its place. Its publisher may have given it the digest and a wrong size of a blob that another
+    /// pull fetches now.
     pub(super) fn come_by(&mut self, delta: Delta, flight: Arc<Flight>, there: u64) {
-        flight.set_written(there);
+        flight.raise_written(there);
         (self.delta, self.flight, self.there) = (Some(delta), flight, there);
     }
 

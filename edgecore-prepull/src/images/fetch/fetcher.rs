@@ -180,8 +180,6 @@ impl Fetcher {
             let flight = self.flights.shared_value(digest);
             let begun = begun.get(digest).map_or(0, |begun| *size.min(begun));
             let there = if self.store.has_blob(digest).await { *size } else { begun };
-            flight.set_tar(delta.most_tar(&layer.descriptor));
-            flight.ask_unpacked(std::future::ready(delta.unpacked_or_guess(&layer.descriptor))).await;
             layer.come_by(delta, flight, there);
         }
     }

@@ -16,8 +16,6 @@ pub(super) struct Flight {
     written: AtomicU64,
     /// Uncompressed size of the layer, once a pull has asked for it.
     unpacked: OnceCell<u64>,
-    /// Bytes of the tar that is rebuilt from it, and deleted once it's unpacked.
-    tar: AtomicU64,
     /// Number of waiting pulls that have no cap of their own.
     hurried: watch::Sender<usize>,
 }
@@ -50,13 +48,9 @@ impl Flight {
         self.written.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of the tar that is rebuilt from this blob; 0 for a layer.
-    pub(super) fn tar(&self) -> u64 {
-        self.tar.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_tar(&self, bytes: u64) {
-        self.tar.store(bytes, Ordering::Relaxed);
+    /// The same, unless more are known to be there.
+    pub(super) fn raise_written(&self, bytes: u64) {
+        self.written.fetch_max(bytes, Ordering::Relaxed);
     }
 
     /// Uncompressed size of the layer. `None` if no pull has asked so far.

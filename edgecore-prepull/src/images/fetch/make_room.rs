@@ -274,5 +274,10 @@ fn blobs_of(image: &ImageParts) -> BTreeSet<String> {
 fn awaited<'a>(layers: &'a [Layer], repository: Option<&'a Repository>) -> impl Iterator<Item = Awaited<'a>> {
     // A delta that has arrived is still to become a tar and files.
     let missing = layers.iter().filter(|layer| layer.is_missing() || layer.delta.is_some());
-    missing.map(move |layer| Awaited { layer: layer.blob_to_fetch(), flight: &layer.flight, repository })
+    missing.map(move |layer| Awaited {
+        layer: layer.blob_to_fetch(),
+        flight: &layer.flight,
+        rebuilt: layer.delta.as_ref().map(|delta| delta.rebuilt_sizes(&layer.descriptor)),
+        repository,
+    })
 }

@@ -13,6 +13,7 @@ use futures::stream::{self, StreamExt};
 use prepull_registry::Repository;
 use prepull_registry::manifest::Descriptor;
 
+use super::delta::RebuiltSizes;
 use super::flights::Flight;
 use super::removal::{Freed, Removable, Removables};
 use crate::images::containerd::ContentStore;
@@ -44,6 +45,9 @@ pub struct RoomRules {
 pub(super) struct Awaited<'a> {
     pub(super) layer: &'a Descriptor,
     pub(super) flight: &'a Flight,
+    /// The sizes of what is rebuilt from it, if it's a delta. They count for this pull alone: others may share the flight, and
+    /// fetch the same digest as a layer.
+    pub(super) rebuilt: Option<RebuiltSizes>,
     /// Its repository, if it's known.
     pub(super) repository: Option<&'a Repository>,
 }
@@ -135,8 +139,13 @@ impl<'a> Todo<'a> {
     }
 
     fn without_done(own: Vec<Awaited<'a>>, others: Vec<Awaited<'a>>, mut done: HashSet<&'a str>) -> Self {
+        // A delta with the digest of another image's layer doesn't stand for that.
+        let mut deltas = HashSet::new();
         let mut todo = |layers: Vec<Awaited<'a>>| {
-            let todo = layers.into_iter().filter(|awaited| done.insert(&awaited.layer.digest));
+            let todo = layers.into_iter().filter(|awaited| {
+                let seen = if awaited.rebuilt.is_some() { &mut deltas } else { &mut done };
+                seen.insert(awaited.layer.digest.as_str())
+            });
             todo.map(|awaited| (awaited, awaited.missing_bytes())).collect()
         };
         Self { own: todo(own), others: todo(others) }
@@ -190,7 +199,7 @@ impl<'a> Todo<'a> {
     /// make a difference.
     pub(super) async fn check(&self, room: &Room) -> Result<(), String> {
         // A layer never unpacks to less than its compressed size, so that's a lower bound.
-        self.judge_with(room, |awaited| awaited.flight.unpacked_size().unwrap_or(awaited.layer.size))?;
+        self.judge_with(room, |awaited| awaited.unpacked_size().unwrap_or(awaited.layer.size))?;
         if self.fits(room).is_ok() {
             return Ok(());
         }
@@ -210,7 +219,7 @@ impl<'a> Todo<'a> {
         let need = |todo: &[(Awaited<'a>, u64)]| {
             let add = |need: Need, (awaited, missing): &(Awaited<'a>, u64)| Need {
                 download: need.download.saturating_add(*missing),
-                tars: need.tars.saturating_add(awaited.flight.tar()),
+                tars: need.tars.saturating_add(awaited.rebuilt.map_or(0, |rebuilt| rebuilt.tar)),
                 unpacked: need.unpacked.saturating_add(unpacked(awaited).max(awaited.layer.size)),
             };
             todo.iter().fold(Need::default(), add)
@@ -251,14 +260,19 @@ impl Awaited<'_> {
         self.layer.size.saturating_sub(self.flight.written_bytes())
     }
 
-    /// The unpacked size if a registry has answered, or else an estimate.
-    fn unpacked_or_guess(&self) -> u64 {
-        self.flight.unpacked_size().unwrap_or_else(|| self.layer.guess_unpacked())
+    /// The unpacked size if a registry has answered, or the publisher of the delta has announced it.
+    fn unpacked_size(&self) -> Option<u64> {
+        self.rebuilt.map(|rebuilt| rebuilt.unpacked).or_else(|| self.flight.unpacked_size())
     }
 
-    /// Asks the registry for the unpacked size.
+    /// The same, or else an estimate.
+    fn unpacked_or_guess(&self) -> u64 {
+        self.unpacked_size().unwrap_or_else(|| self.layer.guess_unpacked())
+    }
+
+    /// Asks the registry for the unpacked size, unless it's a delta's.
     async fn ask_size(&self) {
-        let Some(repository) = self.repository else { return };
+        let Some(repository) = self.repository.filter(|_| self.rebuilt.is_none()) else { return };
         let answer = async {
             let size = repository.unpacked_size(self.layer).await;
             size.ok().flatten().unwrap_or_else(|| self.layer.guess_unpacked())

@@ -4,11 +4,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prepull_api::failure::FailureCode;
 use prepull_api::image::NormalizedReference;
-use prepull_delta::manifest::MAX_LAYERS;
+use prepull_delta::manifest::{DeltaLayer, DeltaManifest, MAX_LAYERS, TAR_DIFF};
 use prepull_registry::manifest::{Descriptor, MAX_MANIFEST, OCI_MANIFEST};
 use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, ResolvedReference};
 use tonic::Status;
 
+use super::delta::{LayerDeltas, Missing};
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
 use crate::images::runtime::fake::{FakeAnswers, serve};
@@ -97,6 +98,31 @@ async fn images_out_of_bounds_are_refused() {
         assert_eq!((error.class, error.code), (ErrorClass::Permanent, FailureCode::InvalidImage));
         assert_eq!(error.message, format!("{} has {what}", reference()));
     }
+}
+
+#[tokio::test]
+async fn a_deltas_claims_leave_shared_downloads_alone() {
+    let fetching = fetching(std::path::Path::new("/nonexistent/containerd.sock"));
+    let fetcher = &fetching.fetcher;
+    let layer = Descriptor { digest: digest(2), size: 10 << 20, ..Descriptor::default() };
+    let diff = DeltaLayer {
+        to: layer.digest.clone(),
+        digest: digest(3),
+        size: 1,
+        media_type: TAR_DIFF.to_owned(),
+        uncompressed: Some(1 << 40),
+    };
+    let (target, source_config) = (digest(0), digest(1));
+    let manifest = DeltaManifest { target, source: None, source_config, layers: vec![diff] };
+    let missing = [Missing { layer: &layer, bytes: layer.size }];
+    let deltas = LayerDeltas::new(&manifest, "chain".to_owned(), &missing, |_| true).unwrap();
+    // Another pull has the digest of the delta as that of a layer.
+    let theirs = fetcher.flights.shared_value(&digest(3));
+    theirs.set_written(5 << 20);
+    let mut layers = [Layer::new(layer.clone(), fetcher.flights.shared_value(&digest(2)), 0)];
+    fetcher.put_deltas(&mut layers, &deltas, false).await;
+    assert!(Arc::ptr_eq(&layers[0].flight, &theirs), "the delta is downloaded");
+    assert_eq!((theirs.written_bytes(), theirs.unpacked_size()), (5 << 20, None));
 }
 
 #[tokio::test]

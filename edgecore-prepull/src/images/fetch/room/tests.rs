@@ -66,8 +66,12 @@ fn inodes_count_where_they_are_limited() {
 }
 
 fn awaited<'a>(layers: &'a [(Descriptor, Arc<Flight>)]) -> Vec<Awaited<'a>> {
-    let awaited =
-        |(layer, flight): &'a (Descriptor, Arc<Flight>)| Awaited { layer, flight, repository: None };
+    let awaited = |(layer, flight): &'a (Descriptor, Arc<Flight>)| Awaited {
+        layer,
+        flight,
+        rebuilt: None,
+        repository: None,
+    };
     layers.iter().map(awaited).collect()
 }
 
@@ -103,6 +107,22 @@ async fn earlier_pulls_take_room_each_layer_once() {
     own[0].1.ask_unpacked(async { 11 * MIB }).await;
     assert!(check((150 + 55 + 53) * MIB).await.is_err());
     assert_eq!(check((150 + 56 + 53) * MIB).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_deltas_sizes_count_for_its_pull_alone() {
+    let flights = Flights::default();
+    let layer = Descriptor { digest: "sha256:delta".to_owned(), size: MIB, ..Descriptor::default() };
+    let blob = [(layer, flights.shared_value("sha256:delta"))];
+    let disk = disk(1, 230 * MIB);
+    let room = Room { content: disk.clone(), images: disk, rules: RULES };
+    let judge = async |rebuilt| {
+        let own = awaited(&blob).into_iter().map(|awaited| Awaited { rebuilt, ..awaited }).collect();
+        Todo::without_done(own, Vec::new(), HashSet::new()).check(&room).await
+    };
+    let full = judge(Some(RebuiltSizes { tar: 40 * MIB, unpacked: 40 * MIB })).await.unwrap_err();
+    assert!(full.contains("81 MiB (1 MiB to download, 40 MiB for rebuilt layers, about 40 MiB"), "{full}");
+    assert_eq!(judge(None).await, Ok(()), "another image has the same blob as a layer");
 }
 
 #[test]
