@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::delta::{Delta, OldImage, UnusedDelta};
-use super::deltas::no_required_delta;
+use super::deltas::no_given_delta;
 use super::download::Download;
 use super::downloads::Layer;
 use super::flights::Flight;
@@ -196,27 +196,25 @@ impl Download<'_> {
         let fetched = self.fetch_blob(blob, descriptor, flight).await;
         let is_rebuilt =
             |layer: &&Layer| layer.delta.is_some() && layer.blob_to_fetch().digest == blob.digest;
-        match (fetched, self.layers.iter().find(is_rebuilt)) {
-            (Err(FetchStop::Failed(error)), Some(layer)) if is_of_registry(&error) => {
-                self.fetch_whole(layer, UnusedDelta::new(NoDelta::Undelivered, error.message)).await
+        let Some(layer) = self.layers.iter().find(is_rebuilt) else { return fetched };
+        let error = match fetched {
+            Err(FetchStop::Failed(error)) if is_of_registry(&error) => error,
+            Err(FetchStop::StepBack(why)) => {
+                PullError::new(ErrorClass::Transient, why).with_code(FailureCode::NoDelta)
             }
-            (Err(FetchStop::StepBack(why)), Some(layer)) => {
-                self.fetch_whole(layer, UnusedDelta::new(NoDelta::Undelivered, why)).await
-            }
-            (fetched, _) => fetched,
+            fetched => return fetched,
+        };
+        if self.needs_deltas {
+            // The next attempt asks again.
+            return Err(no_given_delta(error).into());
         }
+        self.fetch_whole(layer, UnusedDelta::new(NoDelta::Undelivered, error.message)).await
     }
 
     /// Downloads a layer, since its delta is of no use for this reason.
     pub(super) async fn fetch_whole(&self, layer: &Layer, unused: UnusedDelta) -> Result<(), FetchStop> {
-        self.fetcher.refused.add_refusal(
-            self.image.manifest_digest(),
-            &layer.blob_to_fetch().digest,
-            unused.clone(),
-        );
-        if self.needs_deltas {
-            return Err(no_required_delta(&unused.why).into());
-        }
+        let (image, delta) = (self.image.manifest_digest(), &layer.blob_to_fetch().digest);
+        self.fetcher.refuse_delta(image, delta, &unused, self.needs_deltas)?;
         let digest = &layer.descriptor.digest;
         tracing::warn!(
             image = self.reference,

@@ -61,7 +61,7 @@ impl DeltaSearch {
             Self::Found(deltas) => Ok((Some(*deltas), None)),
             Self::None(unused) => none(unused),
             // It may be there next time.
-            Self::Failed(error) if rule == Rule::Require => Err(no_delta_list(error)),
+            Self::Failed(error) if rule == Rule::Require => Err(no_given_delta(error.into())),
             Self::Failed(error) => {
                 let why = format!("the registry gives no list of deltas: {error}");
                 Ok((None, Some(UnusedDelta::new(NoDelta::Unlisted, why))))
@@ -71,20 +71,31 @@ impl DeltaSearch {
 }
 
 /// The failure of an image that may only come by a delta.
-pub(super) fn no_required_delta(why: &str) -> PullError {
+fn no_required_delta(why: &str) -> PullError {
     let message = format!("spec.download.deltas is Require, and the image can't come by a delta: {why}");
     PullError::new(ErrorClass::Permanent, message).with_code(FailureCode::NoDelta)
 }
 
-/// The failure where the deltas of the registry can't be read. The registry may say "not found" of a delta, which isn't the image.
-fn no_delta_list(error: RegistryError) -> PullError {
-    let error = PullError::from(error);
+/// The failure where the registry doesn't give a delta that it may give next time. It may say "not found" of a delta, which isn't
+/// the image.
+pub(super) fn no_given_delta(error: PullError) -> PullError {
     let message =
         format!("spec.download.deltas is Require, and the registry gives no delta: {}", error.message);
     let is_missing = error.class == ErrorClass::NotFound;
     let code = if is_missing { FailureCode::NoDelta } else { error.code };
     let class = if is_missing { ErrorClass::Transient } else { error.class };
     PullError { class, code, message, ..error }
+}
+
+/// The failure of an image that may only come by a delta, where the delta isn't at fault and may be of use next time.
+fn passing_failure(unused: &UnusedDelta) -> Option<PullError> {
+    let error = no_required_delta(&unused.why);
+    match unused.code {
+        NoDelta::NoRoom => {
+            Some(PullError { class: ErrorClass::NoSpace, code: FailureCode::NoSpace, ..error })
+        }
+        _ => None,
+    }
 }
 
 /// An image to pull.
@@ -138,6 +149,25 @@ impl Fetcher {
             Rule::Auto | Rule::Never => Ok(Rule::Never),
             Rule::Require | Rule::Other => Err(no_required_delta(why_not)),
         }
+    }
+
+    /// Remembers that a delta of an image was of no use. Where the image may come no other way, a failure that passes isn't
+    /// remembered: without a pulled image, that would hold until the agent restarts.
+    ///
+    /// # Errors
+    /// The layer may not be downloaded in its place.
+    pub(super) fn refuse_delta(
+        &self,
+        image: &str,
+        delta: &str,
+        unused: &UnusedDelta,
+        is_required: bool,
+    ) -> Result<(), PullError> {
+        if is_required && let Some(error) = passing_failure(unused) {
+            return Err(error);
+        }
+        self.refused.add_refusal(image, delta, unused.clone());
+        if is_required { Err(no_required_delta(&unused.why)) } else { Ok(()) }
     }
 
     /// Looks for a delta to an image from one that is on the node.

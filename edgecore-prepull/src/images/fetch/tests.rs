@@ -4,12 +4,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prepull_api::failure::FailureCode;
 use prepull_api::image::NormalizedReference;
+use prepull_api::task::NoDelta;
 use prepull_delta::manifest::{DeltaLayer, DeltaManifest, MAX_LAYERS, TAR_DIFF};
 use prepull_registry::manifest::{Descriptor, MAX_MANIFEST, OCI_MANIFEST};
 use prepull_registry::{ClientSettings, HostsFiles, Proxies, RegistryClient, ResolvedReference};
 use tonic::Status;
 
-use super::delta::{LayerDeltas, Missing};
+use super::delta::{LayerDeltas, Missing, UnusedDelta};
+use super::deltas::no_given_delta;
 use super::*;
 use crate::images::puller::fake::{Act, Fake};
 use crate::images::runtime::fake::{FakeAnswers, serve};
@@ -123,6 +125,34 @@ async fn a_deltas_claims_leave_shared_downloads_alone() {
     fetcher.put_deltas(&mut layers, &deltas, false).await;
     assert!(Arc::ptr_eq(&layers[0].flight, &theirs), "the delta is downloaded");
     assert_eq!((theirs.written_bytes(), theirs.unpacked_size()), (5 << 20, None));
+}
+
+#[tokio::test]
+async fn a_required_delta_is_refused_for_its_own_faults() {
+    let fetching = fetching(std::path::Path::new("/nonexistent/containerd.sock"));
+    let fetcher = &fetching.fetcher;
+    let cases = [
+        (NoDelta::NoRoom, false, ErrorClass::NoSpace, FailureCode::NoSpace),
+        (NoDelta::WrongLayer, true, ErrorClass::Permanent, FailureCode::NoDelta),
+    ];
+    for (code, is_remembered, class, failure) in cases {
+        let unused = UnusedDelta::new(code, "the reason");
+        let (image, delta) = (digest(0), digest(3));
+        let error = fetcher.refuse_delta(&image, &delta, &unused, true).unwrap_err();
+        assert_eq!((error.class, error.code), (class, failure), "{error}");
+        assert!(error.message.ends_with("the reason"), "{error}");
+        assert_eq!(fetcher.refused.refusal_reason(&image, &delta).is_some(), is_remembered, "{code:?}");
+        fetcher.refused.forget(&image);
+        // Otherwise the layer comes, and a further attempt doesn't try the delta again.
+        fetcher.refuse_delta(&image, &delta, &unused, false).unwrap();
+        assert_eq!(fetcher.refused.refusal_reason(&image, &delta), Some(unused));
+        fetcher.refused.forget(&image);
+    }
+    let busy = PullError::new(ErrorClass::Transient, "500").with_code(FailureCode::RegistryError);
+    let error = no_given_delta(busy);
+    assert_eq!((error.class, error.code), (ErrorClass::Transient, FailureCode::RegistryError));
+    let error = no_given_delta(PullError::new(ErrorClass::NotFound, "404"));
+    assert_eq!((error.class, error.code), (ErrorClass::Transient, FailureCode::NoDelta));
 }
 
 #[tokio::test]
