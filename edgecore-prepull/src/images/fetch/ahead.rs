@@ -10,7 +10,7 @@ use prepull_api::failure::FailureCode;
 use prepull_api::task::NoDelta;
 use prepull_registry::manifest::Descriptor;
 use tokio::sync::watch;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::delta::{Delta, OldImage, UnusedDelta};
 use super::deltas::no_given_delta;
@@ -161,8 +161,8 @@ impl UnpackStep<'_> {
             }
             // Another process with the same lease was faster and has released it, which removed our snapshot.
             Err(status) if !self.is_unpacked().await => {
-                let unused = UnusedDelta::new(NoDelta::WrongLayer, status.to_string());
-                return Err(RebuildFailure::Useless(unused));
+                let class = to_pull_error(&status, download.reference, &fetcher.endpoint).class;
+                return Err(RebuildFailure::Useless(not_unpacked(&status, class)));
             }
             _ => {}
         }
@@ -174,6 +174,16 @@ impl UnpackStep<'_> {
         let Download { fetcher, facts, .. } = self.download;
         fetcher.store.is_unpacked(&facts.snapshotter, &self.diff.chain_id).await
     }
+}
+
+/// Why a layer isn't unpacked. Only another digest is a fault of its delta.
+fn not_unpacked(status: &Status, class: ErrorClass) -> UnusedDelta {
+    let code = match (status.code(), class) {
+        (Code::DataLoss, _) => NoDelta::WrongLayer,
+        (_, ErrorClass::NoSpace) => NoDelta::NoRoom,
+        _ => NoDelta::NotUnpacked,
+    };
+    UnusedDelta::new(code, status.to_string())
 }
 
 impl Download<'_> {
@@ -239,4 +249,27 @@ fn is_of_registry(error: &PullError) -> bool {
 async fn wait_for(arrived: &ArrivedBlobs, blob: &Descriptor) {
     // This can't fail: the sender is borrowed here.
     let _ = arrived.subscribe().wait_for(|arrived| arrived.contains(&blob.digest)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn only_another_digest_is_the_deltas_fault() {
+        let endpoint = "unix:///run/containerd.sock".parse().unwrap();
+        for (status, code) in [
+            (Status::data_loss("layer sha256:a unpacks to sha256:b"), NoDelta::WrongLayer),
+            (Status::unknown("write /var/lib/x: no space left on device"), NoDelta::NoRoom),
+            (Status::deadline_exceeded("no answer within 60s"), NoDelta::NotUnpacked),
+            (Status::failed_precondition("cannot open /var/lib/x: not found"), NoDelta::NotUnpacked),
+        ] {
+            let class = to_pull_error(&status, "r.io/a:1", &endpoint).class;
+            let unused = not_unpacked(&status, class);
+            assert_eq!(unused.code, code, "{status}");
+            assert!(unused.why.contains(status.message()), "{unused:?}");
+        }
+    }
 }

@@ -94,6 +94,7 @@ fn passing_failure(unused: &UnusedDelta) -> Option<PullError> {
         NoDelta::NoRoom => {
             Some(PullError { class: ErrorClass::NoSpace, code: FailureCode::NoSpace, ..error })
         }
+        NoDelta::NotUnpacked => Some(PullError { class: ErrorClass::Transient, ..error }),
         _ => None,
     }
 }

@@ -133,6 +133,7 @@ async fn a_required_delta_is_refused_for_its_own_faults() {
     let fetcher = &fetching.fetcher;
     let cases = [
         (NoDelta::NoRoom, false, ErrorClass::NoSpace, FailureCode::NoSpace),
+        (NoDelta::NotUnpacked, false, ErrorClass::Transient, FailureCode::NoDelta),
         (NoDelta::WrongLayer, true, ErrorClass::Permanent, FailureCode::NoDelta),
     ];
     for (code, is_remembered, class, failure) in cases {
