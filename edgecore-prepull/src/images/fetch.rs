@@ -364,6 +364,7 @@ impl<P: Puller> Puller for Fetching<P> {
         let facts = fetcher.runtime.read_facts(fetcher.settings.hosts_dir.as_deref()).await;
         let facts = facts.map_err(FetchStop::into_message)?;
         let chain = fetcher.store.snapshot_of(id, &facts.snapshotter).await;
+        let chain = chain.map_err(|status| status.message().to_owned())?;
         let chain = chain.ok_or("containerd has no unpacked image of this id")?;
         // By the id, since a pull of the reference has a lease of its own.
         let lease = fetcher.leases.acquire(id).await.ok_or("containerd gives no lease")?;

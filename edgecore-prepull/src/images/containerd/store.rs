@@ -1,6 +1,6 @@
 //! Read access to containerd's content store and image store.
 //!
-//! Every error becomes `None`: this only describes a pull, and a missing description must not fail a pull.
+//! Most errors become `None`: they only describe a pull, and a missing description must not fail a pull.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::labels::{CONFIG_LABEL, REBUILT_LABEL, SNAPSHOT_LABEL};
-use super::namespace::namespaced;
+use super::namespace::{answer_within, namespaced};
 use super::source::fetched_from;
 use super::unpack::UNCOMPRESSED_LABEL;
 use super::writer::PEER_REF;
@@ -175,11 +175,7 @@ impl ContentStore {
 
     /// The same, or the error of a runtime that doesn't answer.
     pub(crate) async fn find_blob(&self, digest: &str) -> Result<bool, Status> {
-        match self.ask_info(digest).await {
-            Ok(_) => Ok(true),
-            Err(status) if status.code() == Code::NotFound => Ok(false),
-            Err(status) => Err(status),
-        }
+        Ok(unless_missing(self.ask_info(digest).await)?.is_some())
     }
 
     /// Finds the manifest among these blobs. If there are several, takes the newest: a tag may have moved since an
@@ -218,11 +214,11 @@ impl ContentStore {
     }
 
     /// The names of all images.
-    pub(crate) async fn image_names(&self) -> Option<Vec<String>> {
+    pub(crate) async fn image_names(&self) -> Result<Vec<String>, Status> {
         let mut images = self.images.clone().max_decoding_message_size(MAX_MESSAGE);
         let list = images.list(namespaced(ListImagesRequest { filters: Vec::new() }));
-        let answer = timeout(DESCRIBE_TIMEOUT, list).await.ok()?;
-        Some(self.answer_or_none(answer)?.into_inner().images.into_iter().map(|image| image.name).collect())
+        let images = answer_within(DESCRIBE_TIMEOUT, list).await?.images;
+        Ok(images.into_iter().map(|image| image.name).collect())
     }
 
     /// Whether an image here has layers that were rebuilt from deltas, and have no blobs.
@@ -236,8 +232,13 @@ impl ContentStore {
 
     /// The snapshot of the highest layer of an image, by the digest of its configuration. `None` if the image isn't here,
     /// or was never unpacked.
-    pub(crate) async fn snapshot_of(&self, config: &str, snapshotter: &str) -> Option<String> {
-        self.info(config).await?.labels.remove(&format!("{SNAPSHOT_LABEL}{snapshotter}"))
+    pub(crate) async fn snapshot_of(
+        &self,
+        config: &str,
+        snapshotter: &str,
+    ) -> Result<Option<String>, Status> {
+        let info = unless_missing(self.ask_info(config).await)?.flatten();
+        Ok(info.and_then(|mut info| info.labels.remove(&format!("{SNAPSHOT_LABEL}{snapshotter}"))))
     }
 
     /// Finds a complete blob.
@@ -265,10 +266,24 @@ impl ContentStore {
 
     /// Whether a layer and all layers below it are unpacked. The chain id is derived from all their digests.
     pub(crate) async fn is_unpacked(&self, snapshotter: &str, chain: &str) -> bool {
+        self.answer_or_none(self.find_unpacked(snapshotter, chain).await).unwrap_or_default()
+    }
+
+    /// The same, or the error of a runtime that doesn't answer.
+    pub(crate) async fn find_unpacked(&self, snapshotter: &str, chain: &str) -> Result<bool, Status> {
         let request = StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: chain.to_owned() };
-        let answer = self.snapshots.clone().stat(namespaced(request)).await;
-        let kind = self.answer_or_none(answer).and_then(|answer| Some(answer.into_inner().info?.kind));
-        kind == Some(SnapshotKind::Committed.into())
+        let answer = unless_missing(self.snapshots.clone().stat(namespaced(request)).await)?;
+        let kind = answer.and_then(|answer| Some(answer.into_inner().info?.kind));
+        Ok(kind == Some(SnapshotKind::Committed.into()))
+    }
+}
+
+/// The answer about a thing, or `None` where there is none.
+fn unless_missing<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(status) if status.code() == Code::NotFound => Ok(None),
+        Err(status) => Err(status),
     }
 }
 

@@ -18,6 +18,7 @@ use prepull_delta::manifest::{DeltaManifest, MAX_OFFERS, Offer, WORTHWHILE};
 use prepull_registry::manifest::Descriptor;
 use prepull_registry::{RegistryError, Repository};
 use tonic::metadata::{Ascii, MetadataValue};
+use tonic::{Code, Status};
 
 use super::delta::{LayerDeltas, Missing, UnusedDelta};
 use super::downloads::Layer;
@@ -25,6 +26,7 @@ use super::fetcher::Fetcher;
 use super::image::ImageParts;
 use super::old_files::OldImageFiles;
 use super::runtime::RuntimeFacts;
+use crate::images::puller::cri::to_pull_error;
 use crate::images::puller::{ErrorClass, PullError, PullRequest};
 
 /// The result of a search.
@@ -38,13 +40,15 @@ pub(super) enum DeltaSearch {
     None(Option<UnusedDelta>),
     /// The registry couldn't be asked.
     Failed(RegistryError),
+    /// The container runtime couldn't be asked what the node has.
+    Silent(PullError),
 }
 
 impl DeltaSearch {
     /// The deltas to use under this rule, and the reason for using none of those that there are.
     ///
     /// # Errors
-    /// The rule forbids the whole layers.
+    /// The rule forbids the whole layers, or the container runtime is silent.
     pub(super) fn under_rule(
         self,
         rule: Rule,
@@ -60,6 +64,8 @@ impl DeltaSearch {
             Self::Needless => Ok((None, None)),
             Self::Found(deltas) => Ok((Some(*deltas), None)),
             Self::None(unused) => none(unused),
+            // With its answer, there may be a delta.
+            Self::Silent(error) => Err(error),
             // It may be there next time.
             Self::Failed(error) if rule == Rule::Require => Err(no_given_delta(error.into())),
             Self::Failed(error) => {
@@ -179,8 +185,10 @@ impl Fetcher {
         if all_bytes(&missing) < WORTHWHILE {
             return DeltaSearch::Needless;
         }
-        if !self.has_image_of(goal.reference).await {
-            return DeltaSearch::None(None);
+        match self.has_image_of(goal.reference).await {
+            Ok(true) => {}
+            Ok(false) => return DeltaSearch::None(None),
+            Err(silent) => return DeltaSearch::Silent(silent),
         }
         match self.search_registry(goal, &missing).await {
             Ok(DeltaSearch::Found(deltas)) => self.open_old_files(*deltas, goal).await,
@@ -199,7 +207,10 @@ impl Fetcher {
         let old = &mut deltas.old;
         match self.unpacker.open_view(&facts.snapshotter, &old.chain, lease).await {
             Ok((view, directories)) => (old.view, old.directories) = (Some(view), directories),
-            Err(status) => return cannot(&status.message()),
+            Err(status) => {
+                let why = status.message().to_owned();
+                return self.unless_silent(Err(status)).map_or_else(DeltaSearch::Silent, |()| cannot(&why));
+            }
         }
         match OldImageFiles::in_directories(&old.directories) {
             Ok(_) => DeltaSearch::Found(Box::new(deltas)),
@@ -208,13 +219,28 @@ impl Fetcher {
     }
 
     /// Whether the node has another image of this repository, from any registry.
-    async fn has_image_of(&self, reference: &NormalizedReference) -> bool {
-        let names = self.store.image_names().await.unwrap_or_default();
+    async fn has_image_of(&self, reference: &NormalizedReference) -> Result<bool, PullError> {
+        let names = self.unless_silent(self.store.image_names().await)?;
         let is_of = |name: &String| {
             let other = Reference::parse(name);
             other.is_ok_and(|other| other.normalized().repository() == reference.repository())
         };
-        names.iter().any(is_of)
+        Ok(names.iter().any(is_of))
+    }
+
+    /// An answer of the runtime. What it refuses is as if it had none.
+    ///
+    /// # Errors
+    /// It doesn't answer, which costs no try.
+    fn unless_silent<T: Default>(&self, answer: Result<T, Status>) -> Result<T, PullError> {
+        answer.or_else(|status| {
+            let error = to_pull_error(&status, "", &self.endpoint);
+            let is_late = status.code() == Code::DeadlineExceeded;
+            if is_late || error.class == ErrorClass::RuntimeDown {
+                return Err(PullError::new(ErrorClass::RuntimeDown, error.message));
+            }
+            Ok(T::default())
+        })
     }
 
     async fn search_registry(
@@ -247,8 +273,10 @@ impl Fetcher {
             let mut fitting = Vec::new();
             let offered = offers.len();
             for (offer, referrer) in offers {
-                if let Some(source) = self.unpacked_image(&offer.source_config, facts).await {
-                    fitting.push((offer, referrer, source));
+                match self.unless_silent(self.unpacked_image(&offer.source_config, facts).await) {
+                    Ok(Some(source)) => fitting.push((offer, referrer, source)),
+                    Ok(None) => {}
+                    Err(silent) => return Ok(DeltaSearch::Silent(silent)),
                 }
             }
             if fitting.is_empty() && offered > 0 {
@@ -312,9 +340,9 @@ impl Fetcher {
     }
 
     /// The snapshot with all files of an image, if the node has it unpacked.
-    async fn unpacked_image(&self, config: &str, facts: &RuntimeFacts) -> Option<String> {
-        let chain = self.store.snapshot_of(config, &facts.snapshotter).await?;
-        self.store.is_unpacked(&facts.snapshotter, &chain).await.then_some(chain)
+    async fn unpacked_image(&self, config: &str, facts: &RuntimeFacts) -> Result<Option<String>, Status> {
+        let Some(chain) = self.store.snapshot_of(config, &facts.snapshotter).await? else { return Ok(None) };
+        Ok(self.store.find_unpacked(&facts.snapshotter, &chain).await?.then_some(chain))
     }
 }
 
@@ -326,3 +354,6 @@ fn read_offer(referrer: &Descriptor) -> Result<Option<Offer>, prepull_delta::man
     let Descriptor { digest, size, artifact_type, annotations, .. } = referrer;
     Offer::of_referrer(digest, *size, artifact_type.as_deref(), annotations)
 }
+
+#[cfg(test)]
+mod tests;
