@@ -147,12 +147,13 @@ impl Leases {
     }
 
     /// Keeps blobs that no image needs for neighbours, for [`SHARED`].
-    pub(crate) async fn keep_for_neighbours(&self, reference: &str, digests: impl Iterator<Item = &str>) {
-        let id = format!("{}{NEIGHBOURS}", lease_id(self.owner, reference));
+    pub(crate) async fn keep_for_neighbours(&self, reference: &str, digests: &[&str]) {
+        let id = neighbours_id(self.owner, reference, digests);
         if self.create_for(&id, SHARED).await
             && let Ok(lease) = id.parse()
         {
-            self.add_resources(&lease, digests.map(of_blob)).await;
+            let blobs: Vec<_> = digests.iter().map(|digest| of_blob(digest)).collect();
+            self.add_resources(&lease, blobs.into_iter()).await;
         }
     }
 
@@ -332,6 +333,12 @@ fn lease_id(owner: Owner, reference: &str) -> String {
     })
 }
 
+/// The name of a lease for neighbours. The next update of the same reference has another one, with an hour of its own: containerd
+/// can't move the end of a lease.
+fn neighbours_id(owner: Owner, reference: &str, digests: &[&str]) -> String {
+    format!("{}{NEIGHBOURS}", lease_id(owner, &format!("{reference} {}", digests.join(" "))))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -351,6 +358,15 @@ mod tests {
         for by_hand in of(Owner::Person) {
             assert!(!by_hand.starts_with(Owner::Agent.id_prefix()), "an agent beside must not delete it");
         }
+    }
+
+    #[test]
+    fn each_update_is_kept_for_neighbours_by_itself() {
+        let of = |digests: &[&str]| neighbours_id(Owner::Agent, "r.io/a:1", digests);
+        let first = of(&["sha256:a", "sha256:b"]);
+        assert_eq!(of(&["sha256:a", "sha256:b"]), first);
+        assert_ne!(of(&["sha256:a", "sha256:c"]), first);
+        assert!(first.starts_with(Owner::Agent.id_prefix()) && first.ends_with(NEIGHBOURS), "{first}");
     }
 
     /// A service with the leases of `a` and `b`, which counts deletions.

@@ -192,7 +192,7 @@ impl Download<'_> {
         let used = self.layers.iter().filter(|layer| layer.delta.is_some() && layer.lacks_blob());
         let digests: Vec<_> = used.map(|layer| layer.blob_to_fetch().digest.as_str()).collect();
         if self.shared.is_some() && !digests.is_empty() {
-            self.fetcher.leases.keep_for_neighbours(self.reference, digests.into_iter()).await;
+            self.fetcher.leases.keep_for_neighbours(self.reference, &digests).await;
         }
     }
 
