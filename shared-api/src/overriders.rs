@@ -168,6 +168,14 @@ impl Operation {
 }
 
 impl ImageRule {
+    /// The bytes by which the rule lengthens a reference, at most.
+    pub fn added_bytes(&self) -> usize {
+        match &self.operation {
+            Operation::Add(value) | Operation::Replace(value) => value.len(),
+            Operation::Remove => 0,
+        }
+    }
+
     /// Parses a rule of the API. An empty value counts as no value.
     pub fn parse(component: &str, operator: &str, value: Option<&str>) -> Result<Self, OverrideError> {
         let component = match component {

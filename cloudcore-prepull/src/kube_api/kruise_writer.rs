@@ -25,7 +25,7 @@ use tracing::warn;
 
 use crate::kube_api::field_manager::post_params;
 use crate::kube_api::object_write::{self, PatchEndpoint, PatchTarget, WriteFailure};
-use crate::kube_api::refusal::FailureLog;
+use crate::kube_api::refusal::{FailureLog, is_too_large};
 
 /// Writes under way. More would wait in the API server, and the renewal of our Lease with them: a write takes some 30 ms of
 /// its CPU, so that with 64 of them and a third of a core, each renewal took longer than its 4 s, and one leader after the
@@ -129,7 +129,7 @@ impl KruiseWriter {
             Err(error) => error,
         };
         match WriteFailure::from_error(&error) {
-            WriteFailure::Other if object_write::is_too_large(&error) => {
+            WriteFailure::Other if is_too_large(&error) => {
                 warn!(node = name, %error, "the NodeImage is too large for the API server");
                 return Ok(WrittenNodeImage::TooLarge);
             }

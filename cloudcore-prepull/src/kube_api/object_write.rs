@@ -79,14 +79,6 @@ impl WriteFailure {
     }
 }
 
-/// Whether a write was refused because the object would be too large: by the API server, or by etcd or its client, which the
-/// API server reports as a fault of its own.
-pub(super) fn is_too_large(error: &Error) -> bool {
-    let Error::Api(answer) = error else { return false };
-    let is_etcds = |words: &str| answer.message.contains(words);
-    answer.code == 413 || is_etcds("request is too large") || is_etcds("message larger than max")
-}
-
 /// Waits for the outcome of a write, but not for ever.
 pub(super) async fn in_time<T>(write: impl Future<Output = Result<T, Error>>) -> Result<T, WriteError> {
     match tokio::time::timeout(DEADLINE, write).await {
@@ -221,18 +213,6 @@ mod tests {
         assert_eq!(failure(json!({ "code": 422 })), WriteFailure::Invalid);
         for code in [401, 403, 410, 429, 500] {
             assert_eq!(failure(json!({ "code": code })), WriteFailure::Other, "{code}");
-        }
-    }
-
-    #[test]
-    fn etcds_words_mean_too_large() {
-        for (answer, expected) in [
-            (json!({ "code": 413, "message": "Request entity too large: limit is 3145728" }), true),
-            (json!({ "code": 500, "message": "etcdserver: request is too large" }), true),
-            (json!({ "code": 500, "message": "etcdserver: leader changed" }), false),
-        ] {
-            let status: Status = serde_json::from_value(answer.clone()).unwrap();
-            assert_eq!(is_too_large(&Error::Api(status.boxed())), expected, "{answer}");
         }
     }
 

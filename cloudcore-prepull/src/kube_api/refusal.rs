@@ -18,7 +18,8 @@ const REPEAT: Duration = Duration::from_secs(60);
 const NAMED_FIELDS: usize = 3;
 
 /// What is wrong, and the remedy, if retrying does not help by itself: the definition of `K` is missing or refuses the
-/// object, or a right to it is missing, or the credentials are not accepted. `None` for every error that may pass.
+/// object, or it is too large, or a right to it is missing, or the credentials are not accepted. `None` for every error that
+/// may pass.
 pub(crate) fn explain_error<K: Resource<DynamicType = ()>>(error: &Error) -> Option<String> {
     let Error::Api(answer) = error else { return None };
     if is_unserved(answer) {
@@ -33,6 +34,12 @@ pub(crate) fn explain_error<K: Resource<DynamicType = ()>>(error: &Error) -> Opt
         return Some(
             "the API server does not accept the credentials of --kubeconfig, or of the pod's ServiceAccount: they are \
              wrong or have expired"
+                .to_owned(),
+        );
+    }
+    if is_too_large(error) {
+        return Some(
+            "the object is too large for the API server or for etcd: fewer images in a job, or shorter names, make it smaller"
                 .to_owned(),
         );
     }
@@ -73,6 +80,14 @@ fn is_kruise<K: Resource<DynamicType = ()>>() -> bool {
 /// Whether a 404 means that the kind is not served. If only the object is missing, the answer names it.
 pub(crate) fn is_unserved(answer: &Status) -> bool {
     answer.code == 404 && answer.details.as_ref().is_none_or(|details| details.name.is_empty())
+}
+
+/// Whether a write was refused because the object would be too large: by the API server, or by etcd or its client, which the
+/// API server reports as a fault of its own.
+pub(crate) fn is_too_large(error: &Error) -> bool {
+    let Error::Api(answer) = error else { return false };
+    let is_etcds = |words: &str| answer.message.contains(words);
+    answer.code == 413 || is_etcds("request is too large") || is_etcds("message larger than max")
 }
 
 /// The RBAC part of a 403: `User "…" cannot list resource "…" in API group "…" at the cluster scope`. Admission also
@@ -172,6 +187,18 @@ mod tests {
         let raced = json!({ "code": 422, "reason": "Invalid", "details": {},
             "message": "the server rejected our request due to an error in our request" });
         assert_eq!(explained(raced), None);
+    }
+
+    #[test]
+    fn etcds_words_mean_too_large() {
+        for (answer, expected) in [
+            (json!({ "code": 413, "message": "Request entity too large: limit is 3145728" }), true),
+            (json!({ "code": 500, "message": "etcdserver: request is too large" }), true),
+            (json!({ "code": 500, "message": "etcdserver: leader changed" }), false),
+        ] {
+            let text = explained(answer.clone());
+            assert_eq!(text.is_some_and(|text| text.contains("too large for")), expected, "{answer}");
+        }
     }
 
     #[test]

@@ -41,6 +41,11 @@ pub const MAX_TIMEOUT_SECONDS: i64 = u32::MAX as i64;
 pub const MAX_ROUNDS: u32 = 1_000;
 /// The most retries of an image: what KubeEdge's own field can hold. The node's timeout ends them long before.
 pub const MAX_RETRIES: i64 = i32::MAX as i64;
+/// The characters of an image's name for people that are kept: each node's record has it, and a report must stay within what
+/// etcd takes. A longer one is no reason to refuse a job, which may have begun already.
+const MAX_DISPLAY_NAME: usize = 253;
+/// The longest name of a Node in Kubernetes. Reports have the name of each node, and so no longer one may get into them.
+const MAX_NODE_NAME: usize = 253;
 
 /// Why a job is refused: one field, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -317,7 +322,7 @@ fn parse_images(template: &ImagePrePullTemplate) -> Result<Vec<JobImage>, SpecRe
         .map_err(|e| SpecRefusal::new(field(), e))?;
         Ok(JobImage {
             image: reference.to_string(),
-            name: non_empty(source.name.as_ref()).map(str::to_owned),
+            name: non_empty(source.name.as_ref()).map(|name| name.chars().take(MAX_DISPLAY_NAME).collect()),
             reference,
             secret: parse_secret(source.image_secret.as_ref(), || field() + ".imageSecret")?,
             policy: parse_pull_policy(source.image_pull_policy.as_ref(), || field() + ".imagePullPolicy")?,
@@ -369,6 +374,10 @@ pub(crate) fn parse_node_selection(
         (names, None) => Ok(NodeSelection::Names(parse_each(names, |i, name| {
             if name.is_empty() {
                 return Err(SpecRefusal::new(format!("{part}.nodeNames[{i}]"), "the node name is empty"));
+            }
+            if name.len() > MAX_NODE_NAME {
+                let message = format!("{} bytes; the name of a Node has at most {MAX_NODE_NAME}", name.len());
+                return Err(SpecRefusal::new(format!("{part}.nodeNames[{i}]"), message));
             }
             Ok(NodeName(name.clone()))
         })?)),

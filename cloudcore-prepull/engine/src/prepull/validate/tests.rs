@@ -248,6 +248,10 @@ fn a_wrong_template_is_refused_with_remedy() {
         ),
         (json!({"nodeNames": ["edge-1", ""]}), "nodeNames[1]: the node name is empty"),
         (
+            json!({"nodeNames": ["a".repeat(254)]}),
+            "nodeNames[0]: 254 bytes; the name of a Node has at most 253",
+        ),
+        (
             json!({"nodeNames": [], "labelSelector": {"matchExpressions": [{"key": "a", "operator": "Gt"}]}}),
             "labelSelector: label a: unknown operator \"Gt\": use In, NotIn, Exists or DoesNotExist",
         ),

@@ -7,13 +7,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::report::MAX_NODES_IN_REPORT;
+use prepull_api::overriders::ImageRule;
 use prepull_api::task::MAX_REMOVALS;
 
 use super::super::{StatusOrReport, WriteEnd};
 use super::shards::{DueReport, Shards};
 use crate::prepull::aggregate;
 use crate::prepull::rollout::Touched;
-use crate::prepull::validate::ValidatedJob;
+use crate::prepull::validate::{OverriderGroup, ValidatedJob};
 use crate::shared::writes::{Deferred, PacedWrites, WritePace};
 
 #[derive(Debug)]
@@ -92,10 +93,9 @@ impl JobOutput {
 
     fn nodes_per_report(&self, job: Option<&ValidatedJob>) -> usize {
         job.map_or(MAX_NODES_IN_REPORT, |job| {
-            let images = job.images.iter().map(|image| image.image.as_str());
             let removals = if job.removal.is_some() { MAX_REMOVALS } else { 0 };
-            let removals = std::iter::repeat_n("", removals);
-            aggregate::nodes_in_report(images.chain(removals)).min(self.report_capacity)
+            let names = bytes_of_names(job).chain(std::iter::repeat_n(0, removals));
+            aggregate::nodes_in_report(names).min(self.report_capacity)
         })
     }
 
@@ -181,5 +181,64 @@ impl JobOutput {
     /// Nothing will be written any more. Returns what waited.
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = Deferred> {
         self.status.abandon().chain(self.shards.abandon())
+    }
+}
+
+/// The bytes of JSON that the names of each image take in the record of a node, at most: the job's reference, what the
+/// overriders of a node make of it, and the name for people.
+fn bytes_of_names(job: &ValidatedJob) -> impl Iterator<Item = usize> {
+    let added = |group: &OverriderGroup| group.image_rules.iter().map(ImageRule::added_bytes).sum::<usize>();
+    let added = job.overriders.iter().map(added).max().unwrap_or(0);
+    let name = |name: &String| serde_json::to_string(name).map_or(0, |json| json.len());
+    job.images.iter().map(move |image| 2 * image.image.len() + added + image.name.as_ref().map_or(0, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use prepull_api::crd::job::ImagePrePullJob;
+    use prepull_api::crd::status::{JobImageStatus, NodeStatus};
+    use serde_json::json;
+
+    use super::*;
+    use crate::prepull::aggregate::{FIRST_ATTEMPT, REPORT_BUDGET, Rounds, make_report};
+    use crate::prepull::validate::validate;
+
+    /// A report as full as the rule of `job` allows; its images are those of the job, pulled as `pulled`.
+    fn full_report(job: &ValidatedJob, pulled: &str) -> String {
+        let images = job.images.iter().map(|image| JobImageStatus {
+            image: image.image.clone(),
+            name: image.name.clone(),
+            pulled_image: pulled.to_owned(),
+            digest: Some(format!("sha256:{}", "a".repeat(64))),
+            ..JobImageStatus::default()
+        });
+        let image_status: Vec<_> = images.collect();
+        let record = |n| NodeStatus {
+            node_name: format!("n{n}"),
+            image_status: image_status.clone(),
+            ..Default::default()
+        };
+        let nodes: Vec<_> = (0..JobOutput::new(usize::MAX).nodes_per_report(Some(job))).map(record).collect();
+        let report = make_report("job", 0, FIRST_ATTEMPT, Rounds::default(), nodes.iter());
+        serde_json::to_string(&report).unwrap()
+    }
+
+    #[test]
+    fn long_names_of_images_mean_smaller_reports() {
+        let host = format!("{}example:5000", "registry.".repeat(22));
+        let rule = json!({ "component": "Registry", "operator": "replace", "value": host });
+        let sources = (0..20).map(|n| json!({ "repository": format!("a{n}"), "name": "\u{1}".repeat(8192) }));
+        let job: ImagePrePullJob = serde_json::from_value(json!({
+            "apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": { "name": "job" },
+            "spec": {
+                "imagePrePullTemplate": { "imageSources": sources.collect::<Vec<_>>(), "nodeNames": ["a"] },
+                "imagePrePullOverriders": [{ "imagePrePullOverrider": {
+                    "nodeLabel": "a=b", "overriders": { "imageOverriders": [rule] },
+                } }],
+            },
+        }))
+        .unwrap();
+        let report = full_report(&validate(&job).unwrap(), &format!("{host}/a1:latest"));
+        assert!(report.len() <= REPORT_BUDGET, "{}", report.len());
     }
 }
