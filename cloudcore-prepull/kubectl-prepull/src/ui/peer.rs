@@ -20,9 +20,21 @@ const NO_INODE: &str = "0";
 /// such tables.
 pub(crate) fn is_own_user(peer: SocketAddr, server: SocketAddr) -> bool {
     let (SocketAddr::V4(peer), SocketAddr::V4(server)) = (peer, server) else { return false };
-    let tables: io::Result<Vec<String>> = TABLES.into_iter().map(fs::read_to_string).collect();
-    let Ok(tables) = tables else { return true };
-    let owner = tables.iter().find_map(|table| owner_of(table, peer, server));
+    is_own_user_by(TABLES.map(fs::read_to_string), peer, server)
+}
+
+/// The same by the tables, as they were read. A kernel without IPv6 has no second one.
+fn is_own_user_by([four, six]: [io::Result<String>; 2], peer: SocketAddrV4, server: SocketAddrV4) -> bool {
+    let is_absent = |table: &io::Result<String>| {
+        table.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
+    if is_absent(&four) {
+        return true;
+    }
+    let six = if is_absent(&six) { Ok(String::new()) } else { six };
+    // What can't be read for another reason may hold the socket of another user.
+    let (Ok(four), Ok(six)) = (four, six) else { return false };
+    let owner = owner_of(&four, peer, server).or_else(|| owner_of(&six, peer, server));
     owner.is_some_and(|owner| owner == ROOT || owner == rustix::process::geteuid().as_raw())
 }
 
@@ -79,6 +91,18 @@ mod tests {
         drop(connection);
         assert!(!is_own_user(peer, server), "the kernel names root as the user of what is left of it");
         drop(accepted);
+    }
+
+    #[test]
+    fn an_unreadable_table_lets_no_one_in() {
+        let at = |port| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let is_own = |four, six| is_own_user_by([four, six], at(40_000), at(8080));
+        let absent = || Err(io::ErrorKind::NotFound.into());
+        let unreadable = || Err(io::ErrorKind::Other.into());
+        assert!(is_own(absent(), absent()), "a machine without such tables");
+        assert!(!is_own(Ok(String::new()), absent()), "a kernel without IPv6, and the socket is in no table");
+        assert!(!is_own(Ok(String::new()), unreadable()));
+        assert!(!is_own(unreadable(), Ok(String::new())));
     }
 
     #[cfg(target_endian = "little")]
