@@ -283,6 +283,29 @@ fn why_looks_behind_others_jobs() {
 }
 
 #[test]
+fn why_reads_what_the_status_left_out() {
+    const JOB: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {"name": "web", "uid": "u"},
+        "spec": {"imagePrePullTemplate": {"images": ["a:1"], "labelSelector": {}}}, "status": {"phase": "Completed",
+        "startTime": "2026-11-24T01:00:00Z", "completionTime": "2026-11-24T02:00:00Z", "summary": {"desired": 2, "successful": 2},
+        "nodeStatus": [{"nodeName": "edge-1", "phase": "Successful", "attempt": 1}]}}"#;
+    const REPORTS: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullReportList", "metadata": {},
+        "items": [{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullReport", "metadata": {"name": "web-0"},
+        "jobName": "web", "nodeStatus": [{"nodeName": "edge-1", "phase": "Successful", "attempt": 1,
+        "actionFlow": [{"action": "Pull", "status": "True", "time": "2026-11-24T01:30:00Z"}]}]}]}"#;
+    let server = Scripted::start(&[
+        ("imageprepulljobs/web", 200, JOB),
+        ("imageprepullreports?", 200, REPORTS),
+        (
+            "GET /",
+            404,
+            r#"{"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found", "details": {"name": "x"}}"#,
+        ),
+    ]);
+    let (_, said, error) = server.run("why edge-1 web");
+    assert!(said.contains("job web has succeeded on it: pulled "), "{said}{error}");
+}
+
+#[test]
 fn partial_successes_are_refused() {
     const DONE: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {"name": "web", "uid": "u"},
         "spec": {"imagePrePullTemplate": {"images": ["nginx:1.25"], "concurrency": 1, "retryTimes": 3, "labelSelector":

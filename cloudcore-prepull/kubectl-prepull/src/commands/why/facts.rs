@@ -135,14 +135,27 @@ async fn of_job(cluster: &Cluster, mut job: ImagePrePullJob, node: &str) -> anyh
     let (listed, all) = status
         .map_or((Vec::new(), 0), |status| (std::mem::take(&mut status.node_status), status.summary.desired));
     let mut record = listed.into_iter().find(is_it);
-    if record.is_none() && all as usize > MAX_NODES_IN_STATUS {
+    let is_elsewhere = record.as_ref().map_or(all as usize > MAX_NODES_IN_STATUS, is_without_details);
+    if is_elsewhere {
         let mut pages = pin!(jobs::reports(cluster, &job));
         while let Some(reports) = pages.try_next().await? {
-            record = reports.into_iter().flat_map(|report| report.body.node_status).find(is_it);
-            if record.is_some() {
+            let found = reports.into_iter().flat_map(|report| report.body.node_status).find(is_it);
+            if found.is_some() {
+                // The report may be of an earlier moment than the status.
+                let is_same = |short: &NodeStatus| {
+                    found.as_ref().is_some_and(|it| (it.attempt, it.phase) == (short.attempt, short.phase))
+                };
+                if record.as_ref().is_none_or(is_same) {
+                    record = found;
+                }
                 break;
             }
         }
     }
     Ok(OfJob { job, record })
+}
+
+/// Whether the status left out the images and the course of a node that has begun, for want of room. A report has them.
+fn is_without_details(record: &NodeStatus) -> bool {
+    record.attempt > 0 && record.image_status.is_empty() && record.action_flow.is_empty()
 }
