@@ -231,6 +231,11 @@ fn the_time_left_needs_nodes_at_work() {
     };
     paused(waves.status.as_mut().unwrap());
     assert_eq!(JobView::new(&waves, &at_work(), pace, after(100)).seconds_left, Some(100 + 30));
+    let mut last = job(JobPhase::InProgress, half.clone());
+    last.status.as_mut().unwrap().rollout.as_mut().unwrap().step = 3;
+    assert_eq!(JobView::new(&last, &at_work(), None, after(100)).seconds_left, Some(100), "no pauses");
+    last.spec.rollout.clone_from(&waves.spec.rollout);
+    assert_eq!(JobView::new(&last, &at_work(), None, after(100)).seconds_left, None, "it has paused twice");
     let mut again = job(JobPhase::InProgress, half.clone());
     again.status.get_or_insert_default().retry = 1;
     assert_eq!(JobView::new(&again, &at_work(), None, after(100)).bytes_per_second, None, "it had ended");

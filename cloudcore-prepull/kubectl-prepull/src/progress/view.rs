@@ -98,6 +98,13 @@ fn pauses_ahead(job: &ImagePrePullJob, now: Timestamp) -> u64 {
     }
 }
 
+/// Whether the job has paused before its present wave.
+fn has_paused_between_waves(job: &ImagePrePullJob) -> bool {
+    let has_pauses = job.spec.rollout.as_ref().is_some_and(|rollout| rollout.pause_seconds > 0);
+    let wave = job.status.as_ref().and_then(|status| status.rollout.as_ref());
+    has_pauses && wave.is_some_and(|wave| wave.step > 1)
+}
+
 fn is_refused(job: &ImagePrePullJob) -> bool {
     let Some(status) = &job.status else { return false };
     let is_invalid = status.conditions.iter().any(|it| it.type_ == "Valid" && it.status == "False");
@@ -190,7 +197,7 @@ impl JobView {
                 && started.is_some_and(|start| condition.last_transition_time.0 > start)
         });
         let pauses = pauses_ahead(job, now);
-        let has_stood = status.retry > 0 || was_suspended || pauses > 0;
+        let has_stood = status.retry > 0 || was_suspended || pauses > 0 || has_paused_between_waves(job);
         // Those of the job, and those of boxes, as far as their agents say so.
         let waits = |node: &NodeAtWork| node.reason.starts_with("waits");
         let has_windows = !job.spec.windows.is_empty() || tally.at_work.iter().any(waits);
