@@ -22,7 +22,7 @@ use prepull_api::wire::PullKey;
 use prepull_engine::fleet::node_view::NodeView;
 use prepull_engine::prepull::plan::{
     JobPlan, NodePlan, PlannedImage, ResolvedKey, SecretLookup, is_missing, plan_job, resolve_key,
-    self_assigned_labels,
+    select_nodes, self_assigned_labels,
 };
 use prepull_engine::prepull::validate::{ValidatedJob, validate};
 use serde::Serialize;
@@ -268,8 +268,7 @@ impl PlanRequest<'_> {
         };
         let (images, nodes): (BTreeMap<_, _>, BTreeMap<NodeName, NodeView>) =
             nodes.into_iter().map(named).unzip();
-        let plan =
-            plan_job(&job, &nodes).map_err(|refusal| anyhow::anyhow!("the job is refused: {refusal}"))?;
+        let (plan, waits) = plan_or_wait(&job, &nodes)?;
         let names = secret_names(&job, &plan);
         let (secrets, unread) = match source {
             SecretSource::None => (None, BTreeSet::new()),
@@ -287,7 +286,10 @@ impl PlanRequest<'_> {
         };
         let user = self.consent.require_secret_consent.then_some(SecretUser::Job(&job.name));
         let known = secrets.as_ref().map(|secrets| KnownSecrets { secrets, unread: &unread, user });
-        let mut warnings = find_warnings(&job, &nodes, &plan);
+        let mut warnings = match waits {
+            Some(warning) => vec![warning],
+            None => find_warnings(&job, &nodes, &plan),
+        };
         warnings.extend(sites::warning(&job.download, &sites, &plan, &nodes));
         warnings.extend(unread.iter().map(|secret| {
             format!(
@@ -343,6 +345,22 @@ impl PlanReport {
         ensure!(unusable.is_none(), "no usable keys in spec.verify: {}", unusable.map_or("", String::as_str));
         Ok(())
     }
+}
+
+/// The plan, or that of a job that waits, which has no nodes, and a warning of that. The warnings about fields without effect
+/// say nothing where there is no node.
+fn plan_or_wait(
+    job: &ValidatedJob,
+    nodes: &BTreeMap<NodeName, NodeView>,
+) -> anyhow::Result<(JobPlan, Option<String>)> {
+    let refusal = match plan_job(job, nodes) {
+        Ok(plan) => return Ok((plan, None)),
+        Err(refusal) => refusal,
+    };
+    let selection = select_nodes(job, nodes);
+    ensure!(selection.waits_for_ready(), "the job is refused: {refusal}");
+    let warning = format!("the job waits for a Ready node: {}", refusal.message);
+    Ok((JobPlan { nodes: Vec::new(), skipped: selection.skipped }, Some(warning)))
 }
 
 /// Overriders that match none of the nodes, registry secrets that match none of the images, and names without a Node:

@@ -463,6 +463,14 @@ async fn a_refused_job_fails_with_a_reason() {
 }
 
 #[tokio::test]
+async fn a_job_without_ready_nodes_waits() {
+    let nodes = NODES.replace("status: \"True\"", "status: \"False\"");
+    let table = plan_of(JOB, &nodes, None, PlanFormat::Table).await.unwrap();
+    assert!(table.contains("the job waits for a Ready node: no node is eligible: "), "{table}");
+    assert!(table.contains("SKIPPED NODES") && !table.contains("applies to no node"), "{table}");
+}
+
+#[tokio::test]
 async fn an_error_names_its_file() {
     for (job, nodes, secrets, message) in [
         ("", NODES, None, "job.yaml: no ImagePrePullJob in it, but nothing at all"),
