@@ -80,7 +80,8 @@ pub(crate) enum Command {
     #[command(after_help = "\
 The nodes that failed, are unknown or never started are tried again; what is on a node already is not pulled again. A job
 with a refused spec is corrected instead (`kubectl edit ippj JOB`): it is looked at again after each edit. Images that were
-removed since are found by `verify`.
+removed since are found by `verify`. Where the job ended before all rounds of its `spec.retry` were used, as after its
+deadline, those that are left follow as far as nodes fail again.
 
 Example:
   kubectl prepull retry spring-release && kubectl prepull status spring-release --watch")]

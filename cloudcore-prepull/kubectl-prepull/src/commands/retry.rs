@@ -18,8 +18,13 @@ pub(crate) async fn run(
     args: &OwnJob,
 ) -> anyhow::Result<CommandOutcome> {
     let job = retry(cluster, &args.job).await?;
-    print_changed(&job, &format!("is tried again, round {}", job.spec.retry), session.global.output)?;
+    print_changed(&job, &format!("is tried again, round {}", next_round(&job)), session.global.output)?;
     Ok(CommandOutcome::Done)
+}
+
+/// The round that begins. It isn't `spec.retry` where the job ended before all of its rounds were used.
+fn next_round(job: &ImagePrePullJob) -> u32 {
+    job.status.as_ref().map_or(0, |status| status.retry).saturating_add(1)
 }
 
 pub(crate) async fn retry(cluster: &Cluster, name: &str) -> anyhow::Result<ImagePrePullJob> {
@@ -90,6 +95,7 @@ mod tests {
         status.summary = Summary { desired: 3, successful: 2, unknown: 1, ..Summary::default() };
         job.status = Some(status);
         assert_eq!(another_round(&job).unwrap(), json!({"spec": {"retry": 3}}));
+        assert_eq!(next_round(&job), 1, "no round was needed before its end");
         job.spec.cancel = true;
         let refusal = another_round(&job).unwrap_err().to_string();
         assert!(refusal.starts_with("job web was cancelled, which is for good"), "{refusal}");
