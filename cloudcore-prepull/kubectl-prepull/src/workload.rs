@@ -97,10 +97,13 @@ impl Workload {
         }
         ensure!(!images.is_empty(), "{title}: it has no image");
         let secrets = pod.image_pull_secrets.iter().flatten();
+        // The API server takes an empty name for none, and then the older alias.
+        let mut accounts = [&pod.service_account_name, &pod.service_account].into_iter().flatten();
+        let account = accounts.find(|account| !account.is_empty()).cloned();
         Ok(Some(Self {
             namespace: object["metadata"]["namespace"].as_str().map(str::to_owned),
             pull_secrets: secrets.map(|secret| secret.name.clone()).filter(|name| !name.is_empty()).collect(),
-            service_account: pod.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
+            service_account: account.unwrap_or_else(|| "default".to_owned()),
             choice: PodPlacement::from_pod(&pod),
             images,
             always,

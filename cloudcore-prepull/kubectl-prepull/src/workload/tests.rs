@@ -36,6 +36,21 @@ spec:
 }
 
 #[test]
+fn an_empty_service_account_is_none() {
+    for (fields, account) in [
+        ("serviceAccountName: ''", "default"),
+        ("serviceAccount: web", "web"),
+        ("serviceAccountName: '', serviceAccount: web", "web"),
+        ("serviceAccountName: web, serviceAccount: old", "web"),
+    ] {
+        let pod = format!(
+            "{{kind: Pod, metadata: {{name: a}}, spec: {{{fields}, containers: [{{name: b, image: a}}]}}}}"
+        );
+        assert_eq!(only(&pod).service_account, account, "{fields}");
+    }
+}
+
+#[test]
 fn what_pods_pull_always_is_known() {
     let web = only(
         "
