@@ -10,12 +10,14 @@ use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Node, ServiceAccount};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
+use prepull_api::crd::status::Summary;
 use prepull_api::selector::Selector;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
 use crate::amounts::{format_count, format_names};
 use crate::cluster::Cluster;
+use crate::jobs;
 use crate::order::{ChosenNodes, CourseArgs, JobOrder, edge_selector, name_base};
 use crate::pages::pages;
 use crate::problem::{self, WrongUsage};
@@ -37,7 +39,8 @@ nodeSelector, required node affinity and tolerations; --selector and --node name
 the registries of the images; their owner has to allow it. Which registry a secret is for stands in it, and it is not read:
 beside other registries, docker.io gets none. --secret and --registry-secret say otherwise.
 
---apply-then waits for the job, and if it is Completed runs `kubectl apply` with what was read.
+--apply-then waits for the job, and if it is Completed runs `kubectl apply` with what was read. A note has the number of nodes
+that failed, within --tolerate, or were skipped: they may lack images.
 
 Examples:
   kubectl prepull from -f app.yaml --concurrency 10% --apply-then
@@ -111,6 +114,11 @@ pub(crate) async fn run(
     let ended = make_and_follow(session, cluster, &order, &args.wait).await?;
     match text {
         Some(text) if args.apply_then && ended == CommandOutcome::Done => {
+            // The job may be gone by now, and that is no reason against.
+            let job = jobs::get(cluster, &order.name).await.ok();
+            if let Some(note) = job.and_then(|job| note_on_nodes_without(&order.name, &job.status?.summary)) {
+                problem::print_note(&note);
+            }
             let status = kubectl_apply(&session.global, &text).await?;
             Ok(if status.success() { CommandOutcome::Done } else { CommandOutcome::Failed })
         }
@@ -120,6 +128,19 @@ pub(crate) async fn run(
         }
         _ => Ok(ended),
     }
+}
+
+/// On how many nodes the images may be missing after a job that is Completed.
+fn note_on_nodes_without(job: &str, nodes: &Summary) -> Option<String> {
+    let Summary { desired, successful, skipped, .. } = *nodes;
+    let failed = desired.saturating_sub(successful);
+    let all = format_count(u64::from(desired) + u64::from(skipped), "node");
+    (failed > 0 || skipped > 0).then(|| {
+        format!(
+            "of {all} {successful} have the images ({failed} failed, {skipped} skipped): on the others pods pull for \
+             themselves; kubectl prepull status {job} has the reasons"
+        )
+    })
 }
 
 /// What pulling ahead doesn't change for images that pods pull Always.
@@ -357,6 +378,18 @@ mod tests {
     fn a_note_names_what_is_pulled_always() {
         let note = note_on(&["a", "b", "c", "d", "e"].map(str::to_owned));
         assert!(note.contains("at each start for a, b, c and 2 more (imagePullPolicy Always)"), "{note}");
+    }
+
+    #[test]
+    fn a_note_counts_nodes_without_the_images() {
+        let of = |desired, successful, skipped| {
+            let nodes = Summary { desired, successful, skipped, ..Summary::default() };
+            note_on_nodes_without("web", &nodes)
+        };
+        assert_eq!(of(9, 9, 0), None);
+        let note = of(9, 8, 3).unwrap();
+        assert!(note.starts_with("of 12 nodes 8 have the images (1 failed, 3 skipped): "), "{note}");
+        assert!(of(9, 9, 1).unwrap().contains("(0 failed, 1 skipped)"));
     }
 
     #[test]
