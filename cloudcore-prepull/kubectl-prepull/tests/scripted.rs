@@ -282,18 +282,21 @@ fn why_looks_behind_others_jobs() {
     assert!(said.contains("job ours has failed on it, NoSpace"), "{said}{error}");
 }
 
-#[test]
-fn why_reads_what_the_status_left_out() {
-    const JOB: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {"name": "web", "uid": "u"},
+/// A job with a node in its status that lacks its course.
+const LARGE_JOB: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob", "metadata": {"name": "web", "uid": "u"},
         "spec": {"imagePrePullTemplate": {"images": ["a:1"], "labelSelector": {}}}, "status": {"phase": "Completed",
         "startTime": "2026-11-24T01:00:00Z", "completionTime": "2026-11-24T02:00:00Z", "summary": {"desired": 2, "successful": 2},
         "nodeStatus": [{"nodeName": "edge-1", "phase": "Successful", "attempt": 1}]}}"#;
-    const REPORTS: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullReportList", "metadata": {},
+/// Its only report.
+const REPORTS: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullReportList", "metadata": {},
         "items": [{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullReport", "metadata": {"name": "web-0"},
         "jobName": "web", "nodeStatus": [{"nodeName": "edge-1", "phase": "Successful", "attempt": 1,
         "actionFlow": [{"action": "Pull", "status": "True", "time": "2026-11-24T01:30:00Z"}]}]}]}"#;
+
+#[test]
+fn why_reads_what_the_status_left_out() {
     let server = Scripted::start(&[
-        ("imageprepulljobs/web", 200, JOB),
+        ("imageprepulljobs/web", 200, LARGE_JOB),
         ("imageprepullreports?", 200, REPORTS),
         (
             "GET /",
@@ -303,6 +306,24 @@ fn why_reads_what_the_status_left_out() {
     ]);
     let (_, said, error) = server.run("why edge-1 web");
     assert!(said.contains("job web has succeeded on it: pulled "), "{said}{error}");
+}
+
+#[test]
+fn a_status_for_programs_reads_each_report_once() {
+    // A second request for the reports would find none.
+    let server = Scripted::start(&[
+        ("imageprepulljobs/web", 200, LARGE_JOB),
+        ("imageprepullreports?", 200, REPORTS),
+        (
+            "GET /",
+            404,
+            r#"{"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found", "details": {"name": "x"}}"#,
+        ),
+    ]);
+    let (status, said, error) = server.run("status web -o json");
+    assert_eq!(status, Some(0), "{said}{error}");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["nodeStatus"][0]["actionFlow"][0]["action"], "Pull");
 }
 
 #[test]

@@ -3,20 +3,17 @@
 use std::time::Duration;
 
 use clap::Args;
-use futures::TryStreamExt;
 use jiff::Timestamp;
-use prepull_api::crd::job::ImagePrePullJob;
 use prepull_api::crd::status::NodeStatus;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-use crate::jobs;
 use crate::kruise;
 use crate::kruise::follow::follow_kruise;
 use crate::leader;
 use crate::name::JobName;
 use crate::progress::follow::follow_job;
-use crate::progress::look::read_progress;
+use crate::progress::look::{read_progress, read_progress_with_nodes};
 use crate::progress::render::render_view;
 use crate::progress::view::JobView;
 use crate::session::{CommandOutcome, Session};
@@ -57,10 +54,14 @@ pub(crate) async fn run(
             return follow_kruise(session, cluster, name, args.timeout).await;
         }
         JobName::Own(name) => {
-            let (job, tally) = read_progress(cluster, name).await?;
+            let (job, tally, nodes) = if session.is_for_programs() {
+                read_progress_with_nodes(cluster, name).await?
+            } else {
+                let (job, tally) = read_progress(cluster, name).await?;
+                (job, tally, Vec::new())
+            };
             let gone = leader::check_leader(cluster).await;
             let view = JobView::new(&job, &tally, None, Timestamp::now()).without_leader(gone.as_ref());
-            let nodes = if session.is_for_programs() { nodes_of(cluster, &job).await? } else { Vec::new() };
             (view, nodes)
         }
         JobName::Kruise(name) => {
@@ -81,12 +82,4 @@ struct StatusDocument<'a> {
     #[serde(flatten)]
     view: &'a JobView,
     node_status: Vec<NodeStatus>,
-}
-
-/// All nodes of a job, by name.
-async fn nodes_of(cluster: &Cluster, job: &ImagePrePullJob) -> anyhow::Result<Vec<NodeStatus>> {
-    let reports: Vec<_> = jobs::reports(cluster, job).try_concat().await?;
-    let mut nodes: Vec<_> = reports.into_iter().flat_map(|report| report.body.node_status).collect();
-    nodes.sort_by(|one, other| one.node_name.cmp(&other.node_name));
-    Ok(nodes)
 }
