@@ -92,7 +92,11 @@ impl Browser {
     /// Changes the size of the window, in CSS pixels.
     pub async fn resize(&self, width: u32, height: u32) -> Result<()> {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
-        self.ask("Emulation.setDeviceMetricsOverride", size).await.map(drop)
+        self.ask("Emulation.setDeviceMetricsOverride", size).await?;
+        // The page may draw some of its parts again in the next frame.
+        let drawn =
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))";
+        self.run::<Value>(drawn).await.map(drop)
     }
 
     async fn ask(&self, method: &str, parameters: Value) -> Result<Value> {
@@ -230,16 +234,20 @@ impl Browser {
         self.shoot(file, json!({ "format": "png", "captureBeyondViewport": true, "clip": clip })).await
     }
 
-    /// What axe-core finds, a line for each rule with its first element.
-    pub async fn axe(&self) -> Result<Vec<String>> {
+    /// What axe-core finds, a line for each rule with its first element: by these rules, or by all if there are none.
+    pub async fn axe(&self, rules: &[&str]) -> Result<Vec<String>> {
         if !self.run::<bool>("'axe' in window").await? {
             let script = std::fs::read_to_string(parts::axe_core().await?)?;
             self.run::<Value>(&format!("{script}; 1")).await?;
         }
-        self.run(
-            "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations.map((found) => \
-             `${found.id}: ${found.help}: ${found.nodes.length} × ${found.nodes[0].html}: ${found.nodes[0].failureSummary}`))",
-        )
+        let mut options = json!({ "resultTypes": ["violations"] });
+        if !rules.is_empty() {
+            options["runOnly"] = json!({ "type": "rule", "values": rules });
+        }
+        self.run(&format!(
+            "axe.run(document, {options}).then(({{violations}}) => violations.map((found) => \
+             `${{found.id}}: ${{found.help}}: ${{found.nodes.length}} × ${{found.nodes[0].html}}: ${{found.nodes[0].failureSummary}}`))",
+        ))
         .await
     }
 
