@@ -113,7 +113,8 @@ impl Image {
     }
 
     /// A version of an application: busybox, which all versions share, a layer with a library and a program of 8 MiB, with
-    /// 64 KiB that each version changes, and a small layer with the release notes of this `edition`.
+    /// 64 KiB that each version changes, and a small layer with the release notes of this `edition`. Tests with the same
+    /// name share the deltas between its versions.
     pub fn version(name: &str, version: u64, edition: u64) -> Result<Self> {
         Self::version_of_size(name, version, edition, 0, None)
     }

@@ -420,7 +420,7 @@ async fn an_upgrade_survives_a_cut_at_any_write() -> Result<()> {
 async fn an_agent_in_its_unit_applies_a_delta() -> Result<()> {
     let (cluster, cloud) = cloud().await?;
     let node = EdgeBox::install(&cloud, None).await?;
-    let versions = [Image::version("unit", 1, 1)?, Image::version("unit", 2, 1)?];
+    let versions = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
     let before = node.registry.seed(&versions[0], "team/app:v1")?;
     let after = node.registry.seed(&versions[1], "team/app:v2")?;
     node.registry.seed_delta("team/app", &Delta::between(&versions[0], &versions[1])?)?;

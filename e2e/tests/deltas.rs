@@ -174,9 +174,9 @@ async fn a_useless_delta_costs_the_layer_once() -> Result<()> {
 }
 
 /// A machine with the first version of an image, both versions, and the reference of the second.
-async fn next_version(name: &str) -> Result<(Hand, [Image; 2], String)> {
+async fn next_version() -> Result<(Hand, [Image; 2], String)> {
     let hand = Hand::start().await?;
-    let versions = [Image::version(name, 0, 1)?, Image::version(name, 1, 1)?];
+    let versions = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
     hand.pulls(&[&seed(&hand.registry, &versions[0], "v1")?]).await?;
     let reference = seed(&hand.registry, &versions[1], "v2")?;
     Ok((hand, versions, reference))
@@ -184,7 +184,7 @@ async fn next_version(name: &str) -> Result<(Hand, [Image; 2], String)> {
 
 #[tokio::test]
 async fn deltas_keep_to_their_room() -> Result<()> {
-    let (hand, [first, second], reference) = next_version("silent").await?;
+    let (hand, [first, second], reference) = next_version().await?;
     // More than six times the layer of 12 MiB, which is what the agent counts with.
     let zeros = diff_of(&[(0, &vec![0; 96 << 20])])?;
     hand.registry.seed_delta(REPOSITORY, &Delta::lying(&first, &second, &zeros)?.without_sizes()?)?;
@@ -196,7 +196,7 @@ async fn deltas_keep_to_their_room() -> Result<()> {
 
 #[tokio::test]
 async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
-    let (hand, [first, second], reference) = next_version("lost").await?;
+    let (hand, [first, second], reference) = next_version().await?;
     let delta = Delta::between(&first, &second)?;
     hand.registry.seed_delta(REPOSITORY, &delta)?;
     for (part, status, code) in [
@@ -235,7 +235,7 @@ async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
 
 #[tokio::test]
 async fn a_delta_above_the_layer_stays_there() -> Result<()> {
-    let (hand, [first, second], reference) = next_version("large").await?;
+    let (hand, [first, second], reference) = next_version().await?;
     let delta = Delta::lying(&first, &second, &vec![0; usize::try_from(13 * MIB)?])?;
     hand.registry.seed_delta(REPOSITORY, &delta)?;
     let said = hand.pulls(&[&reference]).await?;
@@ -266,7 +266,7 @@ async fn a_full_disk_takes_the_layer_rather_than_its_tar() -> Result<()> {
 async fn signature_and_delta_are_in_one_list() -> Result<()> {
     let stage = Stage::with_edges(&["edge-1"]).await?;
     let (registry, signer) = (Registry::start().await?, Signer::ecdsa().await?);
-    let [first, second] = [Image::version("signed", 1, 1)?, Image::version("signed", 2, 1)?];
+    let [first, second] = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
     let (v1, v2) = (seed(&registry, &first, "v1")?, seed(&registry, &second, "v2")?);
     signer.sign(&registry, REPOSITORY, second.digest(), SignatureForm::Bundle).await?;
     registry.seed_delta(REPOSITORY, &Delta::between(&first, &second)?)?;
@@ -296,7 +296,7 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
     let stage = Stage::with_kruise(&["edge-1"]).await?;
     let registry = Registry::start().await?;
     let [first, second, third] =
-        [Image::version("job", 1, 1)?, Image::version("job", 2, 1)?, Image::version("job", 3, 1)?];
+        [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?, Image::version("app", 3, 1)?];
     let [v1, v2, v3] =
         [(&first, "v1"), (&second, "v2"), (&third, "v3")].map(|(image, tag)| seed(&registry, image, tag));
     let (v1, v2, v3) = (v1?, v2?, v3?);
@@ -348,7 +348,7 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
     assert_eq!((facts.no_delta, facts.delta_saved_bytes), (Some(NoDelta::WrongLayer), Some(0)), "{image:?}");
 
     // A delta from an image that the node doesn't have.
-    let (elsewhere, next) = (Image::version("elsewhere", 1, 1)?, Image::version("job", 5, 1)?);
+    let (elsewhere, next) = (Image::version("elsewhere", 1, 1)?, Image::version("app", 5, 1)?);
     let v5 = seed(&registry, &next, "v5")?;
     registry.seed_delta(REPOSITORY, &Delta::lying(&elsewhere, &next, b"never read")?)?;
     let whole = job("fifth", &v5, "Auto").apply().await?;
@@ -357,7 +357,7 @@ async fn a_job_shows_what_deltas_saved() -> Result<()> {
     assert_eq!(image.facts.no_delta, Some(NoDelta::OtherSource), "{image:?}");
 
     // A job of Kruise comes by deltas as well, which its API has no word for.
-    let fourth = Image::version("job", 4, 1)?;
+    let fourth = Image::version("app", 4, 1)?;
     let v4 = seed(&registry, &fourth, "v4")?;
     registry.seed_delta(REPOSITORY, &Delta::between(&third, &fourth)?)?;
     let node = stage.edge("edge-1")?;

@@ -69,7 +69,7 @@ async fn pods_start_while_the_registry_is_off() -> Result<()> {
     assert_eq!(image.facts.kubelet_record, Some(KubeletRecord::NoCredentials), "{image:?}");
 
     // An update that came as a delta, which the agent in its pod applied to the image before.
-    let versions = [Image::version("offline", 1, 1)?, Image::version("offline", 2, 1)?];
+    let versions = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
     let first = shop.seed(&versions[0], "team/updated:v1")?;
     ahead("before", &first).completes().await?;
     let updated = shop.seed(&versions[1], "team/updated:v2")?;

@@ -220,7 +220,7 @@ async fn a_disk_that_refuses_fails_the_attempt() -> Result<()> {
 #[tokio::test]
 async fn a_refused_flush_isnt_the_deltas_fault() -> Result<()> {
     let hand = Hand::start().await?;
-    let [first, second] = [Image::version("lost", 1, 1)?, Image::version("lost", 2, 1)?];
+    let [first, second] = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
     hand.pulls(&[&hand.registry.seed(&first, "team/lost:v1")?]).await?;
     let reference = hand.registry.seed(&second, "team/lost:v2")?;
     hand.registry.seed_delta("team/lost", &Delta::between(&first, &second)?)?;
@@ -253,11 +253,11 @@ async fn a_blob_without_its_file_is_replaced() -> Result<()> {
 async fn a_cut_while_a_layer_is_rebuilt_leaves_it_whole() -> Result<()> {
     for format in Format::all() {
         let mut hand = hand_on(format).await?;
-        let mut before = Image::version("cut", 0, 1)?;
-        hand.pulls(&[&hand.registry.seed(&before, "team/cut:v0")?]).await?;
+        let mut before = Image::version("app", 1, 1)?;
+        hand.pulls(&[&hand.registry.seed(&before, "team/cut:v1")?]).await?;
         // While the delta arrives, while the tar is written, and once the layer is unpacked.
-        for (version, moment) in (1..).zip(["layer-", "tar-", ""]) {
-            let image = Image::version("cut", version, 1)?;
+        for (version, moment) in (2..).zip(["layer-", "tar-", ""]) {
+            let image = Image::version("app", version, 1)?;
             let reference = hand.registry.seed(&image, &format!("team/cut:v{version}"))?;
             hand.registry.seed_delta("team/cut", &Delta::between(&before, &image)?)?;
             let unpacked = hand.containerd.snapshots().await?.len();

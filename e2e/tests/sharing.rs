@@ -61,7 +61,7 @@ async fn the_uplink_carries_each_layer_once_for_all_boxes_of_a_site() -> Result<
 async fn a_delta_crosses_the_uplink_once() -> Result<()> {
     let boxes = Boxes::start(&sharing(4, FAST)).await?;
     let [first, second, third] =
-        [Image::version("site", 1, 1)?, Image::version("site", 2, 1)?, Image::version("site", 3, 1)?];
+        [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?, Image::version("app", 3, 1)?];
     let before = boxes.registry.seed(&first, "team/app:v1")?;
     let after = boxes.registry.seed(&second, "team/app:v2")?;
     let delta = Delta::between(&first, &second)?;

@@ -1,7 +1,9 @@
 //! Deltas between two images of the tests, and lies in their place.
 
-use std::io::{Cursor, Read};
+use std::fs::File;
+use std::io::{Cursor, Read, Write};
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use prepull_delta::make::{Resources, Root, Tar, make_diff, unpack};
@@ -24,11 +26,16 @@ pub struct Delta {
 impl Delta {
     /// The delta between two images, as `kubectl prepull delta` makes it.
     pub fn between(from: &Image, to: &Image) -> Result<Self> {
-        Self::with(from, to, |old, new| {
-            let mut out = Cursor::new(Vec::new());
-            let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            make_diff(old, new, &mut out, &Resources { threads, memory: 256 << 20 }, &mut |_| {})?;
-            Ok(out.into_inner())
+        Self::with(from, to, |layer, new| {
+            kept(&format!("{}-{layer}", from.digest()), || {
+                let old: Vec<Vec<u8>> =
+                    layers(from).iter().map(|digest| tar(from, digest)).collect::<Result<_>>()?;
+                let root = Root::read(old.iter().map(|tar| tar as &dyn Tar).collect())?;
+                let mut out = Cursor::new(Vec::new());
+                let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+                make_diff(&root, new, &mut out, &Resources { threads, memory: 256 << 20 }, &mut |_| {})?;
+                Ok(out.into_inner())
+            })
         })
     }
 
@@ -46,9 +53,7 @@ impl Delta {
         Ok(Self { manifest: manifest.to_string().into_bytes(), ..self })
     }
 
-    fn with(from: &Image, to: &Image, make: impl Fn(&Root<'_>, &dyn Tar) -> Result<Vec<u8>>) -> Result<Self> {
-        let old: Vec<Vec<u8>> = layers(from).iter().map(|digest| tar(from, digest)).collect::<Result<_>>()?;
-        let root = Root::read(old.iter().map(|tar| tar as &dyn Tar).collect())?;
+    fn with(from: &Image, to: &Image, make: impl Fn(&str, &dyn Tar) -> Result<Vec<u8>>) -> Result<Self> {
         let manifest = std::fs::read(to.blob_file(to.digest()))?;
         let (mut blobs, mut entries) = (Vec::new(), Vec::new());
         entries.push(json!({
@@ -58,7 +63,7 @@ impl Delta {
         }));
         for layer in layers(to).iter().filter(|layer| !layers(from).contains(layer)) {
             let new = tar(to, layer)?;
-            let diff = make(&root, &new)?;
+            let diff = make(layer, &new)?;
             let digest = layout::sha256(&diff);
             entries.push(json!({
                 "mediaType": names::TAR_DIFF, "digest": digest, "size": diff.len(),
@@ -121,13 +126,32 @@ impl Delta {
     }
 }
 
+/// What `make` returns, kept under this name for the other tests of this run: their deltas cost seconds of processor time.
+/// The next run makes them again, with the code that it tests.
+fn kept(name: &str, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+    let Some(pool) = std::env::var_os("PREPULL_E2E_POOL") else { return make() };
+    let dir = Path::new(&pool).join("deltas");
+    std::fs::create_dir_all(&dir)?;
+    let file = dir.join(name);
+    let lock = File::create(file.with_added_extension("lock"))?;
+    lock.lock()?;
+    if let Ok(kept) = std::fs::read(&file) {
+        return Ok(kept);
+    }
+    let made = make()?;
+    let mut scratch = tempfile::NamedTempFile::new_in(&dir)?;
+    scratch.write_all(&made)?;
+    scratch.persist(&file)?;
+    Ok(made)
+}
+
 fn layers(image: &Image) -> &[String] {
     image.blobs().get(1..).unwrap_or_default()
 }
 
 fn tar(image: &Image, layer: &str) -> Result<Vec<u8>> {
     let mut tar = Vec::new();
-    unpack(std::fs::File::open(image.blob_file(layer))?)?.read_to_end(&mut tar)?;
+    unpack(File::open(image.blob_file(layer))?)?.read_to_end(&mut tar)?;
     Ok(tar)
 }
 
