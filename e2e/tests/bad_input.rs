@@ -25,20 +25,6 @@ fn template(field: &str, value: serde_json::Value) -> serde_json::Value {
     json!({ "imagePrePullTemplate": template })
 }
 
-/// A valid template with one overrider.
-fn overridden(label: &str, component: &str, operator: &str, value: &str) -> serde_json::Value {
-    let mut spec = template("nodeNames", json!(["edge-1"]));
-    let rule = json!({"component": component, "operator": operator, "value": value});
-    let overriders = if component == "SecretName" {
-        json!({"secretOverriders": [rule]})
-    } else {
-        json!({"imageOverriders": [rule]})
-    };
-    spec["imagePrePullOverriders"] =
-        json!([{"imagePrePullOverrider": {"nodeLabel": label, "overriders": overriders}}]);
-    spec
-}
-
 #[tokio::test]
 async fn a_senseless_job_is_refused_with_its_reason() -> Result<()> {
     let registry = Registry::start().await?;
@@ -48,49 +34,23 @@ async fn a_senseless_job_is_refused_with_its_reason() -> Result<()> {
     let sources: Vec<_> = (0..129).map(|n| json!({"repository": format!("source-{n}")})).collect();
     let mut too_many = template("imageSources", json!(sources));
     too_many["imagePrePullTemplate"]["images"] = (0..128).map(|n| format!("r.example/app-{n}:v1")).collect();
-    let long = format!("r.example/{}:v1", "a".repeat(300));
+    let mut overridden = template("nodeNames", json!(["edge-1"]));
+    let rule = json!({"component": "Repository", "operator": "replace", "value": "App"});
+    overridden["imagePrePullOverriders"] = json!([{"imagePrePullOverrider":
+        {"nodeLabel": "region=hangzhou", "overriders": {"imageOverriders": [rule]}}}]);
 
+    let longest = "n".repeat(253);
     let cases = [
         ("upper-case", template("images", json!(["r.example/App:v1"])), vec!["images[0]", "lowercase"]),
-        ("no-reference", template("images", json!(["nginx", "not a reference"])), vec!["images[1]"]),
-        ("empty-reference", template("images", json!([""])), vec!["images[0]"]),
-        ("long-reference", template("images", json!([long])), vec!["images[0]"]),
-        ("no-images", template("images", json!([])), vec!["name at least one image"]),
         ("too-many-images", too_many, vec!["257", "at most 256"]),
-        ("tolerance", template("failureTolerate", json!("a lot")), vec!["failureTolerate", "a lot"]),
-        ("tolerance-above-1", template("failureTolerate", json!("1.5")), vec!["failureTolerate", "1.5"]),
-        ("tolerance-below-0", template("failureTolerate", json!("-0.1")), vec!["failureTolerate", "-0.1"]),
-        ("check", template("checkItems", json!(["disk", "gpu"])), vec!["checkItems[1]", "gpu"]),
-        ("policy", template("imagePullPolicy", json!("Sometimes")), vec!["imagePullPolicy", "Sometimes"]),
-        (
-            "secret",
-            template("imageSecrets", json!("no-namespace")),
-            vec!["imageSecrets", "{namespace}/{name}"],
-        ),
-        ("no-node-name", template("nodeNames", json!(["edge-1", ""])), vec!["nodeNames[1]"]),
         (
             "override-makes-nonsense",
-            overridden("region=hangzhou", "Repository", "replace", "App"),
+            overridden,
             vec!["imageOverriders[0]", "region=hangzhou", "Repository replace \"App\"", "lowercase"],
         ),
-        (
-            "override-removes-the-repository",
-            overridden("region", "Repository", "remove", ""),
-            vec!["imageOverriders[0].operator", "cannot be removed"],
-        ),
-        (
-            "override-makes-a-path-of-a-registry",
-            overridden("nobody", "Registry", "replace", "mirror"),
-            vec!["imageOverriders[0].value", "\"mirror\" is not recognised as a host"],
-        ),
-        ("component", overridden("region", "Colour", "replace", "red"), vec!["component", "Colour"]),
-        ("operator", overridden("region", "Tag", "paint", "red"), vec!["operator", "paint"]),
-        ("no-value", overridden("region", "Tag", "replace", ""), vec!["needs a value"]),
-        ("node-label", overridden("region in (", "Tag", "replace", "v2"), vec!["nodeLabel"]),
+        (longest.as_str(), template("images", json!([])), vec!["name at least one image"]),
     ];
-    let longest = "n".repeat(253);
-    let long_name = (longest.as_str(), template("images", json!([])), vec!["name at least one image"]);
-    for (name, spec, words) in cases.into_iter().chain([long_name]) {
+    for (name, spec, words) in cases {
         let job = match stage.cluster.apply_job(&yaml(name, &spec)).await {
             Ok(job) => job,
             // Since 1.25, an API server knows CEL rules, and rejects the job immediately with these words.

@@ -147,12 +147,9 @@ async fn a_useless_delta_costs_the_layer_once() -> Result<()> {
     let first = Image::version("lies", 0, 1)?;
     let v1 = seed(&hand.registry, &first, "v1")?;
     hand.pulls(&[&v1]).await?;
-    let lies: [(&str, Vec<u8>); 6] = [
+    let lies: [(&str, Vec<u8>); 3] = [
         ("another layer", diff_of(&[(0, b"not the tar of any layer")])?),
-        ("a path outside", diff_of(&[(1, b"../../../../etc/passwd"), (2, &[0x40])])?),
-        ("a file that isn't there", diff_of(&[(1, b"app/none"), (0, b"x")])?),
         ("no diff", b"garbage".to_vec()),
-        ("too much", diff_of(&[(1, b"app/bin/program"), (0, &[0; 16 * 1024])])?),
         ("a link", diff_of(&[(1, b"app"), (0, b"x")])?),
     ];
     for (version, (lie, diff)) in (1..).zip(&lies) {
@@ -202,9 +199,7 @@ async fn a_registry_without_the_delta_costs_the_layer() -> Result<()> {
     for (part, status, code) in [
         ("list", 500, "Unlisted"),
         ("manifest", 404, "Unlisted"),
-        ("manifest", 500, "Unlisted"),
         ("diff", 404, "Undelivered"),
-        ("diff", 500, "Undelivered"),
         ("diff", 200, "Undelivered"),
     ] {
         let on = match part {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use prepull_api::task::PulledBy;
 use prepull_e2e::prelude::*;
 use prepull_e2e::proxy::ProxiedRequest;
 use tokio::time::timeout;
@@ -50,33 +51,24 @@ async fn layers_unpack_during_the_download() -> Result<()> {
 #[tokio::test]
 async fn half_unpacked_layers_go_after_a_kill() -> Result<()> {
     let mut hand = Hand::start().await?;
-    for (killed, unpacked) in [("agent", 2), ("containerd", 4)] {
-        // The lower layer takes a while to unpack, and the upper one takes longer to arrive.
-        let (_, reference) = hand.image(&format!("half-unpacked-{killed}"), &[48 * MIB, 64 * MIB])?;
-        hand.link.throttle(Some(24 * MIB));
-        let mut pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
-        // Usually we see half of it; on a busy machine it may be complete by then.
-        eventually("the lower layer is being unpacked", SOON, async || {
-            let snapshots = hand.containerd.snapshots().await?;
-            ensure!(snapshots.len() > unpacked - 2, "nothing is unpacked yet");
-            Ok(())
-        })
-        .await?;
-        if killed == "agent" {
-            pulling.kill().await?;
-            pulling = hand.pull(&[&reference])?.spawn()?;
-        } else {
-            hand.containerd.restart().await?;
-        }
-        hand.link.throttle(None);
-        let output = pulling.wait_with_output().await?;
-        ensure!(output.status.success(), "{}", said(&output));
-        let by_runtime = asked_by_runtime(&hand);
-        ensure!(by_runtime.is_empty(), "killed {killed}: {by_runtime:?}");
-        // containerd collects content without a lease at its own pace.
-        eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, unpacked).await).await?;
-    }
-    Ok(())
+    // The lower layer takes a while to unpack, and the upper one takes longer to arrive.
+    let (_, reference) = hand.image("half-unpacked", &[48 * MIB, 64 * MIB])?;
+    hand.link.throttle(Some(24 * MIB));
+    let pulling = hand.pull(&["--retries", "30", &reference])?.spawn()?;
+    // Usually we see half of it; on a busy machine it may be complete by then.
+    eventually("the lower layer is being unpacked", SOON, async || {
+        ensure!(!hand.containerd.snapshots().await?.is_empty(), "nothing is unpacked yet");
+        Ok(())
+    })
+    .await?;
+    hand.containerd.restart().await?;
+    hand.link.throttle(None);
+    let output = pulling.wait_with_output().await?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let by_runtime = asked_by_runtime(&hand);
+    ensure!(by_runtime.is_empty(), "{by_runtime:?}");
+    // containerd collects content without a lease at its own pace.
+    eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, 2).await).await
 }
 
 /// Names of half unpacked snapshots.
@@ -107,7 +99,9 @@ async fn killed_agents_leave_at_most_one_half() -> Result<()> {
         node.kill9_agent()?;
         node.restart_agent()?;
     }
-    job.completes().await?;
+    let status = job.completes().await?;
+    let pulled = status.image("edge-1", &reference).context("no status")?;
+    assert_eq!(pulled.facts.pulled_by, Some(PulledBy::Agent), "{pulled:?}");
     is_whole(node.containerd(), &image).await
 }
 
@@ -170,30 +164,24 @@ async fn deaths_during_unpacking_count_as_failures() -> Result<()> {
 
 #[tokio::test]
 async fn processes_unpack_beside_each_other() -> Result<()> {
-    for second in ["same", "other"] {
-        let hand = Hand::start().await?;
-        let (image, reference) = hand.image(&format!("beside-{second}"), &[160 * MIB, MIB])?;
-        // One reference has one lease for both; an agent beside a manual pull has another one, like another reference.
-        let other = match second {
-            "same" => reference.clone(),
-            _ => hand.registry.seed(&image, "team/another:v1")?,
-        };
-        let first = hand.pull(&[&reference])?.spawn()?;
-        let begun = async {
-            while !hand.containerd.snapshots().await?.keys().any(|name| name.starts_with(HALF)) {}
-            Ok::<_, anyhow::Error>(())
-        };
-        timeout(SOON, begun).await.context("nothing is unpacked")??;
-        let second = hand.pull(&[&other])?.spawn()?;
-        let (first, second) = tokio::try_join!(first.wait_with_output(), second.wait_with_output())?;
-        for output in [first, second] {
-            ensure!(output.status.success(), "{}", said(&output));
-        }
-        let by_runtime = asked_by_runtime(&hand);
-        ensure!(by_runtime.is_empty(), "{by_runtime:?}");
-        eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, 2).await).await?;
-        assert_eq!(hand.containerd.check_unpacked(&image).await?, 2);
+    let hand = Hand::start().await?;
+    // One reference has one lease for both.
+    let (image, reference) = hand.image("beside", &[160 * MIB, MIB])?;
+    let first = hand.pull(&[&reference])?.spawn()?;
+    let begun = async {
+        while half_unpacked(&hand.containerd).await?.is_empty() {}
+        Ok::<_, anyhow::Error>(())
+    };
+    timeout(SOON, begun).await.context("nothing is unpacked")??;
+    let second = hand.pull(&[&reference])?.spawn()?;
+    let (first, second) = tokio::try_join!(first.wait_with_output(), second.wait_with_output())?;
+    for output in [first, second] {
+        ensure!(output.status.success(), "{}", said(&output));
     }
+    let by_runtime = asked_by_runtime(&hand);
+    ensure!(by_runtime.is_empty(), "{by_runtime:?}");
+    eventually("nothing half is left", SOON, async || layers_are_unpacked(&hand, 2).await).await?;
+    assert_eq!(hand.containerd.check_unpacked(&image).await?, 2);
     Ok(())
 }
 
