@@ -161,6 +161,21 @@ impl Cloud {
         Ok(Metrics(body))
     }
 
+    /// Number of edges that have a session.
+    pub async fn sessions(&self) -> Result<f64> {
+        Ok(self.metrics().await?.sum("cloudcore_prepull_edge_sessions", &[]))
+    }
+
+    /// Waits until exactly this many edges have a session.
+    pub async fn has_sessions(&self, expected: u32) -> Result<()> {
+        eventually(&format!("the cloud has {expected} sessions"), SOON, async || {
+            let sessions = self.sessions().await?;
+            ensure!((sessions - f64::from(expected)).abs() < 0.5, "it has {sessions}");
+            Ok(())
+        })
+        .await
+    }
+
     /// Whether the cloud reports that it is ready.
     pub async fn is_ready(&self) -> Result<bool> {
         Ok(self.readiness().await?.0 == 200)

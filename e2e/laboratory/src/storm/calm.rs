@@ -104,8 +104,7 @@ async fn every_edge_is_in(trouble: &mut StormParts, edges: usize, diary: &Diary)
         for cloud in &trouble.clouds {
             if cloud.is_ready().await.unwrap_or(false) {
                 // It may end between the two requests.
-                let metrics = cloud.metrics().await;
-                up += metrics.map_or(0.0, |metrics| metrics.sum("cloudcore_prepull_edge_sessions", &[]));
+                up += cloud.sessions().await.unwrap_or(0.0);
             }
         }
         #[allow(clippy::cast_precision_loss, reason = "there are thousands of edges, not 2^52")]
