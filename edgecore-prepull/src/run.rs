@@ -145,7 +145,9 @@ fn run_agent(parsed: Result<RunArgs, clap::Error>) -> anyhow::Result<ExitCode> {
         Effective::clone,
     );
     block_on(async {
-        match launch_chosen(&state_dir, metrics_listen, own.is_ok()).await {
+        let check = own.as_ref().ok().map(|settings| || check_start(settings));
+        let launched = launch_chosen(&state_dir, metrics_listen, check).await;
+        match launched {
             Launched::Own => match run_until_stopped(own?).await? {
                 AgentEnd::Stopped => Ok(ExitCode::SUCCESS),
                 AgentEnd::Upgrading => relaunch(),
@@ -317,6 +319,23 @@ fn log_surroundings(providers: &Providers) {
         let providers = providers.names().join(", ");
         info!(providers, "credential providers are asked for images that no secret serves");
     }
+}
+
+/// Checks whether the machine lets this program be the agent. What's missing here, such as the address of a VPN that isn't up
+/// yet, ends any other version just the same.
+fn check_start(settings: &Effective) -> anyhow::Result<()> {
+    let Effective { state_dir, tunnel_urls, enroll_urls, metrics_listen, peers, providers, .. } = settings;
+    Providers::load(providers, Stderr::Dropped, None)?;
+    check_urls(tunnel_urls, enroll_urls)?;
+    Identity::load(state_dir)?;
+    fill_in_urls(tunnel_urls.clone(), enroll_urls.clone(), state_dir)?;
+    Ledger::open(state_dir)?;
+    for listen in [*metrics_listen, peers.listen] {
+        if let Listen::On(address) = listen {
+            std::net::TcpListener::bind(address)?;
+        }
+    }
+    Ok(())
 }
 
 /// Listens on the address of this flag, unless it's off.

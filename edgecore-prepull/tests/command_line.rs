@@ -282,10 +282,65 @@ fn settings_of_a_newer_version_reach_it() {
         assert!(said().contains(own), "{line}: {}", said());
         store_upgrade(&dir.path().join("s"), "null");
         // A program that can't run itself gives no other one up.
-        for _ in 0..if own.contains("joined") { 1 } else { 10 } {
+        for _ in 0..10 {
             assert_eq!(said(), format!("launched {line}\n"));
         }
     }
+}
+
+/// The command line of an agent that has joined, and that reaches no cloudcore.
+fn agent_line(settings: &str) -> String {
+    format!("run --state-dir s --tunnel-url wss://127.0.0.1:1 --enroll-url https://127.0.0.1:1 {settings}")
+}
+
+/// The flag for an address where no program listens.
+fn free_address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("--metrics-listen {}", listener.local_addr().unwrap())
+}
+
+#[test]
+fn a_fault_of_the_machine_counts_no_start() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("--metrics-listen {}", taken.local_addr().unwrap());
+    let provider = "--image-credential-provider-config p --image-credential-provider-bin-dir b";
+    for (settings, counted) in [
+        // The address of a VPN that isn't up yet.
+        ("--metrics-listen 203.0.113.7:10004", 0),
+        ("--metrics-listen off --peer-listen 203.0.113.7:10005", 0),
+        (&taken, 0),
+        (&format!("--metrics-listen off {provider}"), 0),
+        ("--metrics-listen off", 1),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        store_identity(&dir.path().join("s"), "edge-1");
+        store_upgrade(&dir.path().join("s"), "null");
+        let line = agent_line(settings);
+        let output = program(dir.path()).args(line.split(' ')).output().unwrap();
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), format!("launched {line}\n"));
+        let record = std::fs::read_to_string(dir.path().join("s/upgrade/record.json")).unwrap();
+        assert_eq!(record.matches("millis").count(), counted, "{settings}: {record}");
+    }
+}
+
+#[test]
+fn a_trial_waits_for_a_taken_address() {
+    let dir = tempfile::tempdir().unwrap();
+    store_identity(&dir.path().join("s"), "edge-1");
+    let tried = store_program(&dir.path().join("s"), "10", "#!/bin/sh\necho >>starts\n");
+    store_upgrade(&dir.path().join("s"), &format!(r#"{{"program": {tried}, "within": 60, "starts": 0}}"#));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let line = agent_line(&format!("--metrics-listen {}", taken.local_addr().unwrap()));
+    let mut command = program(dir.path());
+    command.args(line.split(' ')).stderr(Stdio::piped());
+    let mut launcher = command.spawn().unwrap();
+    let mut lines = BufReader::new(launcher.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("an upgrade waits")));
+    assert!(!dir.path().join("starts").exists());
+    drop(taken);
+    assert!(lines.any(|line| line.unwrap().contains("ended early")));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
 }
 
 #[test]
@@ -299,13 +354,14 @@ fn status_reads_a_file_of_a_newer_version() {
 #[test]
 fn a_failed_trial_on_a_full_disk_goes_back() {
     let dir = tempfile::tempdir().unwrap();
+    store_identity(&dir.path().join("s"), "edge-1");
     // The record is written to this file first. A full disk refuses the write as well.
     let script = "#!/bin/sh\nmkdir s/upgrade/record.tmp\n";
     let tried = store_program(&dir.path().join("s"), "10", script);
     // This is the last of three starts.
     let trial = format!(r#"{{"program": {tried}, "within": 60, "starts": 2}}"#);
     store_upgrade(&dir.path().join("s"), &trial);
-    let line = "run --state-dir s --metrics-listen 127.0.0.1:1";
+    let line = agent_line(&free_address());
     let output = program(dir.path()).args(line.split(' ')).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.ends_with(&format!("launched {line}\n")), "{said}");
@@ -314,10 +370,12 @@ fn a_failed_trial_on_a_full_disk_goes_back() {
 #[test]
 fn a_launcher_ends_between_two_starts() {
     let dir = tempfile::tempdir().unwrap();
+    store_identity(&dir.path().join("s"), "edge-1");
     let tried = store_program(&dir.path().join("s"), "10", "#!/bin/sh\necho >>starts\n");
     store_upgrade(&dir.path().join("s"), &format!(r#"{{"program": {tried}, "within": 60, "starts": 0}}"#));
     let mut command = program(dir.path());
-    command.args("run --state-dir s --metrics-listen 127.0.0.1:1".split(' ')).stderr(Stdio::piped());
+    let line = agent_line(&free_address());
+    command.args(line.split(' ')).stderr(Stdio::piped());
     let mut launcher = command.spawn().unwrap();
     let mut lines = BufReader::new(launcher.stderr.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("ended early")));

@@ -38,6 +38,8 @@ const ASK: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 5;
 /// The wait before a program that ended early is started again.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long a trial waits for a machine that lets no agent start: at a boot, the address of a VPN may come within two minutes.
+const SETTLE: Duration = Duration::from_secs(120);
 /// The wait before a record that couldn't be written is tried again: a full disk stays full for a while.
 const WRITE_AGAIN: Duration = Duration::from_secs(60);
 /// How long a program may take to stop; the unit kills it after 20 s.
@@ -51,13 +53,18 @@ pub(crate) enum Launched {
     Other(ExitCode),
 }
 
-/// Runs the program that was chosen for this machine, if it isn't this one. `can_replace` is whether this one could run in
-/// the place of one that ends again and again: otherwise the other one isn't given up for that.
-pub(crate) async fn launch_chosen(state_dir: &Path, listen: Listen, can_replace: bool) -> Launched {
+/// Runs the program that was chosen for this machine, if it isn't this one. `check_start` checks whether this one could run in
+/// the place of one that ends again and again: otherwise the other one isn't given up for that. It's absent if this program
+/// doesn't understand its settings.
+pub(crate) async fn launch_chosen(
+    state_dir: &Path,
+    listen: Listen,
+    check_start: Option<impl Fn() -> anyhow::Result<()>>,
+) -> Launched {
     if std::env::var_os(LAUNCHED).is_some() {
         return Launched::Own;
     }
-    match launch_other(&UpgradeFiles::in_state_dir(state_dir), listen, can_replace).await {
+    match launch_other(&UpgradeFiles::in_state_dir(state_dir), listen, check_start).await {
         Ok(Some(status)) => Launched::Other(exit_code(status)),
         Ok(None) => Launched::Own,
         Err(error) => {
@@ -70,17 +77,30 @@ pub(crate) async fn launch_chosen(state_dir: &Path, listen: Listen, can_replace:
 async fn launch_other(
     files: &UpgradeFiles,
     listen: Listen,
-    can_replace: bool,
+    check_start: Option<impl Fn() -> anyhow::Result<()>>,
 ) -> anyhow::Result<Option<ExitStatus>> {
     // One listener for all starts: a signal between two of them counts as well.
     let mut stop = pin!(wait_for_termination());
     let mut after_trial = None;
     loop {
+        if let Some(check) = check_start.as_ref().filter(|_| after_trial.is_none())
+            && files.read_record()?.is_trying()
+        {
+            tokio::select! {
+                signal = stop.as_mut() => return signal.map(|_| Some(ExitStatus::default())),
+                () = settle(check) => {}
+            }
+        }
+        // A person may have ended the trial.
         let before = files.read_record()?;
         let mut record = before.clone();
         let choice = match after_trial.take() {
             Some(choice) => choice,
-            None => choose_start(files, &mut record, can_replace.then(BootTime::now).flatten())?,
+            None => {
+                let can_replace = || check_start.as_ref().is_some_and(|check| check().is_ok());
+                let counts = before.proved_program().is_some() && can_replace();
+                choose_start(files, &mut record, counts.then(BootTime::now).flatten())?
+            }
         };
         match choice {
             StartChoice::Own => {
@@ -121,6 +141,21 @@ async fn launch_other(
                 }
             }
         }
+    }
+}
+
+/// Waits until the machine lets an agent start, for at most [`SETTLE`]. A missing address or a held lock would spend the starts
+/// of a trial within seconds. Then the trial begins even so: a newer program may need less.
+async fn settle(check_start: impl Fn() -> anyhow::Result<()>) {
+    let (began, mut is_logged) = (Instant::now(), false);
+    while let Err(error) = check_start()
+        && began.elapsed() < SETTLE
+    {
+        if !is_logged {
+            warn!(error = %with_causes(error.as_ref()), "an upgrade waits, since no agent can start on this machine now");
+            is_logged = true;
+        }
+        sleep(RETRY).await;
     }
 }
 
