@@ -247,11 +247,11 @@ async fn an_agent_survives_a_closed_stderr() {
 }
 
 /// Stores a program for the launcher, and returns it as the record of upgrades has it.
-fn store_program(state_dir: &Path, version: &str, script: &str) -> String {
-    let digest = prepull_registry::digest::sha256(script.as_bytes());
+fn store_program(state_dir: &Path, version: &str, program: impl AsRef<[u8]>) -> String {
+    let digest = prepull_registry::digest::sha256(program.as_ref());
     let file = state_dir.join("upgrade/programs").join(digest.trim_start_matches("sha256:"));
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-    std::fs::write(&file, script).unwrap();
+    std::fs::write(&file, program).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o700)).unwrap();
     format!(r#"{{"digest": "{digest}", "version": "{version}", "image": "agent:{version}"}}"#)
 }
@@ -383,4 +383,36 @@ fn a_launcher_ends_between_two_starts() {
         .unwrap();
     assert_eq!(launcher.wait().unwrap().code(), Some(0));
     assert_eq!(std::fs::read_to_string(dir.path().join("starts")).unwrap(), "\n");
+}
+
+#[tokio::test]
+async fn a_watched_program_ends_with_a_killed_launcher() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("s");
+    store_identity(&state, "edge-1");
+    let tried = store_program(&state, "10", std::fs::read(env!("CARGO_BIN_EXE_edgecore-prepull")).unwrap());
+    store_upgrade(&state, &format!(r#"{{"program": {tried}, "within": 60, "starts": 0}}"#));
+    let cloud = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = cloud.local_addr().unwrap();
+    let line = format!(
+        "run --state-dir s --tunnel-url wss://{address} --enroll-url https://{address} {}",
+        free_address()
+    );
+    let mut command = program(dir.path());
+    command.args(line.split(' ')).stderr(Stdio::null());
+    let mut launcher = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
+    let lock = || {
+        let lock = std::fs::File::open(state.join("lock")).unwrap();
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+    };
+    // The program on trial dials, and not the launcher.
+    tokio::time::timeout(Duration::from_secs(30), cloud.accept()).await.unwrap().unwrap();
+    assert!(lock().is_err(), "it holds the lock");
+    launcher.kill().await.unwrap();
+    let freed = async {
+        while lock().is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), freed).await.unwrap();
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow};
 use futures::FutureExt as _;
 use prepull_program::errors::with_causes;
 use prepull_program::signals::wait_for_termination;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use tokio::process::Child;
 use tokio::time::{Instant, interval, sleep, timeout};
 use tracing::{error, info, warn};
@@ -28,7 +28,7 @@ use crate::health;
 const LAUNCHED: &str = "PREPULL_LAUNCHED_BY";
 /// Set with it: the path of the installed program.
 const INSTALLED: &str = "PREPULL_INSTALLED";
-/// Set for a program that the installed one watches.
+/// Set for a program that the installed one watches: the process of that one, or "1" by an older one.
 const WATCHED: &str = "PREPULL_WATCHED";
 /// A watched program ends with this in favour of another one. With an older launcher, the unit starts it again.
 const RELAUNCH: u8 = 75;
@@ -62,6 +62,7 @@ pub(crate) async fn launch_chosen(
     check_start: Option<impl Fn() -> anyhow::Result<()>>,
 ) -> Launched {
     if std::env::var_os(LAUNCHED).is_some() {
+        end_with_launcher();
         return Launched::Own;
     }
     match launch_other(&UpgradeFiles::in_state_dir(state_dir), listen, check_start).await {
@@ -231,6 +232,22 @@ pub(super) fn is_watched() -> bool {
     std::env::var_os(WATCHED).is_some()
 }
 
+/// Has the kernel stop this program when its launcher is killed, if one watches it. It would keep the lock and the port from the
+/// next launcher, where no init system kills what is left. The signal is sent at the end of the thread that has spawned us, which
+/// is the launcher's main thread.
+fn end_with_launcher() {
+    let Ok(launcher) = std::env::var(WATCHED) else { return };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::TERM)) {
+        warn!(%error, "this program may outlive the one that watches it");
+    }
+    // It may have been killed before.
+    let is_orphan = getppid().is_none_or(|parent| parent.as_raw_nonzero().to_string() != launcher);
+    if is_orphan && launcher != "1" {
+        warn!("the program that watches this one has ended");
+        std::process::exit(0);
+    }
+}
+
 /// Ends this program in favour of the installed one, which launches what is on trial now. Only fails to return.
 pub(crate) fn relaunch() -> anyhow::Result<ExitCode> {
     if is_watched() {
@@ -269,7 +286,7 @@ async fn watch_trial(
     let spawned = files.verified_path(program).and_then(|path| {
         let mut command = tokio::process::Command::from(program_command(&path)?);
         command
-            .env(WATCHED, "1")
+            .env(WATCHED, std::process::id().to_string())
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot run {}", path.display()))
