@@ -61,7 +61,7 @@ pub(crate) async fn launch_chosen(
     listen: Listen,
     check_start: Option<impl Fn() -> anyhow::Result<()>>,
 ) -> Launched {
-    if std::env::var_os(LAUNCHED).is_some() {
+    if is_launched() {
         end_with_launcher();
         return Launched::Own;
     }
@@ -225,6 +225,11 @@ pub(super) fn installed_program() -> anyhow::Result<PathBuf> {
     // As Linux names a file that was replaced.
     let name = path.to_string_lossy();
     Ok(name.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
+}
+
+/// Whether the installed program has launched this one.
+pub(super) fn is_launched() -> bool {
+    std::env::var_os(LAUNCHED).is_some()
 }
 
 /// Whether the installed program watches this one, which is then the program on trial.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::launch::{installed_program, installed_version, is_watched};
+use super::launch::{installed_program, installed_version, is_launched, is_watched};
 use super::record::{TaskTrial, UpgradeStage};
 use super::{IN_CONTAINER, KEY, UNASKED, UpgradeFiles, put_on_trial, signature_by};
 
@@ -41,6 +41,8 @@ pub(crate) struct Upgrades {
     obstacles: Obstacles,
     /// Whether this program is the one on trial.
     is_watched: bool,
+    /// Whether this program runs in place of the installed one.
+    is_launched: bool,
     restart: CancellationToken,
 }
 
@@ -51,6 +53,7 @@ impl Upgrades {
             key: KEY.into(),
             obstacles,
             is_watched: is_watched(),
+            is_launched: is_launched(),
             restart: CancellationToken::new(),
         }
     }
@@ -110,8 +113,10 @@ impl Upgrades {
         program: &[u8],
         upgrade: Upgrade,
     ) -> anyhow::Result<bool> {
-        let runs = match self.files.read_record()?.proved_program() {
-            Some(proved) => proved.digest == sha256(program),
+        // If its file was damaged at the boot, the installed program runs, and a full disk may have kept that out of the record.
+        let record = self.files.read_record()?;
+        let runs = match record.proved_program().filter(|_| self.is_launched) {
+            Some(proved) => proved.digest == sha256(program) && self.files.verified_path(proved).is_ok(),
             None => is_installed(program),
         };
         if runs {
@@ -240,6 +245,31 @@ mod tests {
 
         let own = std::fs::read(installed_program()?)?;
         assert!(!upgrades.begin_trial(&task, "agent:1", &own, upgrade).await?, "it runs already");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_proved_program_that_doesnt_run_is_tried() -> anyhow::Result<()> {
+        let task = TaskId { job: prepull_api::task::JobUid("uid".to_owned()), attempt: 1 };
+        let upgrade = Upgrade { within: Duration::from_secs(60), packaged: false };
+        let content = b"#!/bin/sh\necho edgecore-prepull 9.0.0\n";
+        let program =
+            Program { digest: sha256(content), version: "9.0.0".to_owned(), image: "agent:9".to_owned() };
+        let mut record = UpgradeRecord::default();
+        record.try_program(&installed_version(), program, 60);
+        record.prove();
+        for (is_launched, has_file, expected) in
+            [(true, true, false), (true, false, true), (false, true, true), (false, false, true)]
+        {
+            let dir = tempfile::tempdir()?;
+            let upgrades = Upgrades { is_launched, ..Upgrades::new(dir.path(), Obstacles::default()) };
+            if has_file {
+                upgrades.files.store_program(content)?;
+            }
+            upgrades.files.write_record(&record)?;
+            let begun = upgrades.begin_trial(&task, "agent:9", content, upgrade).await?;
+            assert_eq!(begun, expected, "launched {is_launched}, file {has_file}");
+        }
         Ok(())
     }
 
