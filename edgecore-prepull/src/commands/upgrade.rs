@@ -104,12 +104,17 @@ fn pull_as_agent(how: PullOptions, settings: &Effective) -> PullOptions {
 }
 
 /// Runs the installed program again.
-async fn undo_upgrade(files: &UpgradeFiles, before: UpgradeRecord, init: Init) -> anyhow::Result<ExitCode> {
-    if before == UpgradeRecord::default() || (!before.is_trying() && before.proved_program().is_none()) {
+async fn undo_upgrade(
+    files: &UpgradeFiles,
+    mut record: UpgradeRecord,
+    init: Init,
+) -> anyhow::Result<ExitCode> {
+    if !record.is_trying() && record.proved_program().is_none() {
         print_line(&format!("the installed program, {VERSION}, runs already"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    files.write_record(&UpgradeRecord::default())?;
+    record.undo();
+    files.write_record(&record)?;
     restart_agent(init).await?;
     print_line(&format!("the installed program, {VERSION}, runs again"))?;
     Ok(ExitCode::SUCCESS)

@@ -13,6 +13,8 @@ const MOST_STARTS: u32 = 3;
 /// may be out of reach. A unit restarts it after 5 s.
 const MOST_RESTARTS: usize = 8;
 const RESTARTING: Duration = Duration::from_secs(600);
+/// Why a program doesn't run any more that a person has undone.
+const UNDONE: &str = "it was undone on the machine, by upgrade --undo";
 
 /// A program in the state directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,6 +217,12 @@ impl UpgradeRecord {
             self.last = Some(TrialOutcome { program, went_back: Some(reason) });
         }
     }
+
+    /// Has the installed program run again. The record keeps the reason, for the task of the trial.
+    pub(crate) fn undo(&mut self) {
+        self.give_up(UNDONE.to_owned());
+        self.go_back(UNDONE.to_owned());
+    }
 }
 
 #[cfg(test)]
@@ -297,6 +305,19 @@ mod tests {
         record.prove();
         record.give_up("damaged".to_owned());
         assert_eq!(record.decide_start(BASE, None), StartChoice::Own);
+    }
+
+    #[test]
+    fn an_undone_upgrade_keeps_its_reason() {
+        let mut record = tried("2");
+        record.prove();
+        record.try_program(BASE, program("3"), 60);
+        record.undo();
+        assert_eq!(record.decide_start(BASE, None), StartChoice::Own);
+        assert_eq!(record.digests().count(), 0);
+        let task = TaskTrial { task: "uid/1".to_owned(), digest: "sha256:3".to_owned() };
+        let stage = record.stage(Some(&task));
+        assert!(matches!(&stage, UpgradeStage::WentBack(why) if why.contains("--undo")), "{stage:?}");
     }
 
     #[test]
