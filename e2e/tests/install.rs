@@ -290,6 +290,16 @@ async fn the_same_line_finishes_a_killed_install() -> Result<()> {
     ensure!(finished.contains("restarted") && finished.contains("connected to"), "{finished}");
     assert_eq!(certificate().await?, second, "a token is for one certificate");
     assert_eq!(node.files().await?, whole);
+    // The same with a power cut in place of the kill: a boot empties /run, and starts the agent.
+    let token = cloud.token("edge-1").await?;
+    node.is_killed_after("joined as", &token, &["--rejoin"]).await?;
+    let third = certificate().await?;
+    ensure!(third != second, "it has not joined again");
+    node.shell("rm /run/edgecore-prepull.restart && systemctl restart edgecore-prepull").await?;
+    let finished = node.install(&token, &["--rejoin"]).await?;
+    ensure!(finished.contains("connected to") && !finished.contains("joined as"), "{finished}");
+    assert_eq!(certificate().await?, third, "a token is for one certificate");
+    assert_eq!(node.files().await?, whole);
     // The token is used, and there's nothing to do: a refusal restarts nothing, now or later.
     let traces = node.traces().await?;
     refusal(node.install(&token, &["--rejoin"]).await, "nothing to do")?;

@@ -148,8 +148,7 @@ impl Work {
         let Self { places, plan, .. } = self;
         if step.needs_restart() {
             // Before the change: if this run ended between the two, the next one would find nothing to change.
-            self.mark_restart_due(step)
-                .with_context(|| format!("cannot write {}", places.restart_due.display()))?;
+            self.mark_restart_due(step)?;
         }
         match step {
             InstallStep::CreateStateDir => {
@@ -159,7 +158,7 @@ impl Work {
                 Ok(joined) => print_line(&joined)?,
                 Err(error) => {
                     if !self.is_restart_due {
-                        let _ = fs::remove_file(&places.restart_due);
+                        self.forget_restart();
                     }
                     return Err(error);
                 }
@@ -193,13 +192,15 @@ impl Work {
                 }
                 systemd::systemctl(&[if *step == InstallStep::Start { "start" } else { "restart" }, UNIT])
                     .await?;
-                let _ = fs::remove_file(&places.restart_due);
+                self.forget_restart();
                 print_line(&format!(
                     "{UNIT} {}",
                     if *step == InstallStep::Start { "started" } else { "restarted" }
                 ))?;
             }
             InstallStep::AwaitConnection => {
+                // A boot may have been the restart.
+                self.forget_restart();
                 let node = &plan.node;
                 print_line(&match self.wait_for_connection().await? {
                     Some(session) => {
@@ -213,7 +214,7 @@ impl Work {
                 })?;
             }
             InstallStep::Explain(init) => {
-                let _ = fs::remove_file(&places.restart_due);
+                self.forget_restart();
                 let program = if self.is_packaged { &places.program_of_package } else { &places.program };
                 print_line(&format!(
                     "joined; program and settings are in place, and no systemd runs here to start the agent.\n{}",
@@ -225,23 +226,20 @@ impl Work {
         Ok(None)
     }
 
-    /// Notes that a restart is due. For a node that joins, also notes its key: a token lets a node join once, so the
-    /// next run must know whether this one has used it.
+    /// Notes that a restart is due, and the key of a node that joins.
     fn mark_restart_due(&self, step: &InstallStep) -> anyhow::Result<()> {
-        let mut options = fs::OpenOptions::new();
-        options.create(true).append(true);
+        let InstallPlaces { state, restart_due, .. } = &self.places;
         if let InstallStep::Join { .. } = step {
-            let key = StateDir::new(&self.places.state).requested_key()?.public_key();
-            options
-                .append(false)
-                .write(true)
-                .truncate(true)
-                .open(&self.places.restart_due)?
-                .write_all(&key)?;
-        } else {
-            options.open(&self.places.restart_due)?;
+            let (key, file) = (StateDir::new(state).requested_key()?.public_key(), self.places.joining_key());
+            replace_file(&file, &key, 0o600).with_context(|| format!("cannot write {}", file.display()))?;
         }
-        Ok(())
+        let marked = fs::OpenOptions::new().create(true).append(true).open(restart_due);
+        marked.map(drop).with_context(|| format!("cannot write {}", restart_due.display()))
+    }
+
+    fn forget_restart(&self) {
+        let _ = fs::remove_file(&self.places.restart_due);
+        let _ = fs::remove_file(self.places.joining_key());
     }
 
     async fn join(&self, renew: bool) -> anyhow::Result<String> {

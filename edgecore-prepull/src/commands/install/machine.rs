@@ -144,7 +144,7 @@ fn find_identity(places: &InstallPlaces, ca: Option<&[u8; 32]>) -> anyhow::Resul
             // A broken file is written again.
             connection: Connection::load(&places.state).ok(),
             trusts_token: ca.is_none_or(|ca| identity.is_trusted(ca)),
-            is_of_interrupted_run: fs::read(&places.restart_due)
+            is_of_interrupted_run: fs::read(places.joining_key())
                 .is_ok_and(|key| Some(key) == StateDir::new(&places.state).certified_key()),
         })),
         // A new certificate fixes a broken one.
@@ -159,6 +159,30 @@ fn find_identity(places: &InstallPlaces, ca: Option<&[u8; 32]>) -> anyhow::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupted_join_is_known_after_a_boot() {
+        let root = tempfile::tempdir().unwrap();
+        let places = InstallPlaces::under(root.path());
+        let state = StateDir::new(&places.state);
+        fs::create_dir_all(state.pki()).unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:edge-1");
+        let certificate = params.self_signed(&key).unwrap().pem();
+        for (name, text) in
+            [("ca.crt", &certificate), ("client.crt", &certificate), ("client.key", &key.serialize_pem())]
+        {
+            fs::write(state.pki().join(name), text).unwrap();
+        }
+        let is_known = || find_identity(&places, None).unwrap().unwrap().is_of_interrupted_run;
+        assert!(!is_known());
+        // A boot empties /run, where the mark of a restart is.
+        fs::write(places.joining_key(), state.certified_key().unwrap()).unwrap();
+        assert!(is_known());
+        fs::write(places.joining_key(), "another").unwrap();
+        assert!(!is_known());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_process_that_is_ending_isnt_in_the_way() {

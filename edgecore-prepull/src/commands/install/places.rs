@@ -42,6 +42,12 @@ impl Default for InstallPlaces {
 }
 
 impl InstallPlaces {
+    /// The key with which a run of `install` joins. It exists until the restart, and over a boot: a token lets a node join once,
+    /// so the next run must know whether this one has used it.
+    pub(crate) fn joining_key(&self) -> PathBuf {
+        self.state.join("pki/joining")
+    }
+
     /// The files that are replaced as a whole, each through a temporary file beside it.
     pub(crate) fn replaced_whole(&self) -> [&Path; 5] {
         [&self.program, &self.unit, &self.settings, &self.proxies, &self.upgrade_key]

@@ -213,6 +213,11 @@ fn a_node_rejoins_only_without_a_valid_certificate() {
     let mut interrupted = joined(|joined| joined.is_of_interrupted_run = true);
     interrupted.is_restart_due = true;
     assert_eq!(first(&interrupted, &rejoin), Ok(InstallStep::Reload));
+    // A power cut, and then a boot in place of the restart: the program may be missing.
+    interrupted.is_restart_due = false;
+    assert_eq!(first(&interrupted, &rejoin), Ok(InstallStep::AwaitConnection));
+    interrupted.is_program_there = false;
+    assert_eq!(first(&interrupted, &rejoin), Ok(InstallStep::CopyProgram));
 
     let other = InstallWish { node: Some("edge-2".into()), ..line() };
     let refused = InstallRefusal::OtherNode { joined: "edge-1".into(), wanted: "edge-2".into() };
