@@ -21,6 +21,9 @@ pub use store::{StoreError, TOKEN_LABEL, hash_of, id_of};
 /// The most attempts to mark a token as used. One fails only if the same token was changed at the same moment.
 const MARK_ATTEMPTS: usize = 5;
 
+/// How long an expired token is kept, though hidden: the clock may be that of a laptop, and may be hours ahead.
+const KEPT_EXPIRED: Duration = Duration::from_secs(24 * 3600);
+
 /// Why a token was not created, listed, revoked or redeemed.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
@@ -114,7 +117,7 @@ impl JoinTokens {
         Ok(token)
     }
 
-    /// Lists the valid tokens by expiry, and deletes the expired ones.
+    /// Lists the valid tokens by expiry, and deletes those that expired a day ago.
     pub async fn list(&self, now: SystemTime) -> Result<Vec<ListedToken>, TokenError> {
         let mut tokens = self.delete_expired(now).await?;
         tokens.sort_by(|a, b| (a.expires, &a.id).cmp(&(b.expires, &b.id)));
@@ -150,7 +153,7 @@ impl JoinTokens {
         Err(TokenError::Contended(id.to_owned()))
     }
 
-    /// Deletes the expired tokens and returns the valid ones.
+    /// Deletes the tokens that expired a day ago and returns the valid ones.
     async fn delete_expired(&self, now: SystemTime) -> Result<Vec<ListedToken>, TokenError> {
         let mut valid = Vec::new();
         for (id, record) in self.store.list().await? {
@@ -160,6 +163,7 @@ impl JoinTokens {
                 {
                     valid.push(ListedToken { id, scope, expires, used: used_by.is_some() });
                 }
+                Some(TokenRecord { expires, .. }) if expires + KEPT_EXPIRED > now => {}
                 Some(_) => {
                     self.store.delete(&id).await?;
                 }
@@ -251,7 +255,10 @@ mod tests {
         let long = tokens.create([1; 32], Scope::Fleet, 3 * HOUR, now).await.unwrap();
         let ids = |listed: Vec<ListedToken>| listed.into_iter().map(|token| token.id).collect::<Vec<_>>();
         assert_eq!(ids(tokens.list(now).await.unwrap()), [short.id.clone(), long.id.clone()]);
-        assert_eq!(ids(tokens.list(now + HOUR).await.unwrap()), std::slice::from_ref(&long.id));
+        assert_eq!(ids(tokens.list(now + 2 * HOUR).await.unwrap()), std::slice::from_ref(&long.id));
+        // The clock was two hours ahead.
+        assert_eq!(ids(tokens.list(now).await.unwrap()), [short.id, long.id.clone()]);
+        tokens.list(now + HOUR + KEPT_EXPIRED).await.unwrap();
         assert_eq!(ids(tokens.list(now).await.unwrap()), std::slice::from_ref(&long.id));
         tokens.revoke(&long.id).await.unwrap();
         assert_eq!(refusal(&tokens, &long, "edge-1", 1, now).await, RedeemError::Unknown);
