@@ -98,7 +98,12 @@ async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
     again.is(0, &["it has the label of edge nodes", "pod/quickstart condition met", done])?;
     assert_eq!(shop.requests().for_repository("shop/web").len(), asked, "no further request");
 
-    // Nothing is left, and so it works from the start.
+    // A pod of the same name that the script didn't make stays.
+    kubernetes.delete_pod("quickstart").await?;
+    let foreign = ["run", "quickstart", "--image", &image, "--image-pull-policy=Never"];
+    cluster.kubectl(&foreign).await?;
+
+    // Nothing else is left, and so it works from the start.
     reader.runs(&["--clean"]).await?.is(0, &["nothing is left of the quickstart"])?;
     ensure!(!edge.path(STATE).exists(), "{STATE} is left");
     let left = "namespaces,customresourcedefinitions,clusterroles,clusterrolebindings";
@@ -106,6 +111,7 @@ async fn the_quickstart_leads_to_an_offline_pod() -> Result<()> {
     ensure!(!left.contains("prepull"), "{left}");
     let node = cluster.kubectl(&["get", "node", "edge-1", "--output=jsonpath={.metadata}"]).await?;
     ensure!(!node.contains("node-role.kubernetes.io/edge") && !node.contains("quickstart"), "{node}");
+    kubernetes.delete_pod("quickstart").await?;
     reader.runs(&full).await?.is(0, &[done])?;
     Ok(())
 }

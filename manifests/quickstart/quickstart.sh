@@ -166,7 +166,7 @@ END
 # Whether an object exists, and whether this script has made it.
 exists() { [[ -n $(kubectl get "$1" "$2" --ignore-not-found --output name) ]]; }
 is_ours() {
-  [[ $(kubectl get "$1" "$2" --ignore-not-found --output yaml) == *"$mark: \"true\""* ]]
+  [[ $(kubectl get "$@" --ignore-not-found --output yaml) == *"$mark: \"true\""* ]]
 }
 definition=imageprepulljobs.operations.kubeedge.io
 refuse_foreign() {
@@ -291,6 +291,7 @@ kind: Pod
 metadata:
   name: quickstart
   namespace: default
+  annotations: {$mark: "true"}
 spec:
   nodeName: $node
   terminationGracePeriodSeconds: 0
@@ -342,7 +343,9 @@ clean_up() {
   local agent marked name nodes
   refuse_foreign
   step "the pod and the job"
-  run kubectl delete pod quickstart --namespace default --ignore-not-found
+  if is_ours pod quickstart --namespace default; then
+    run kubectl delete pod quickstart --namespace default
+  fi
   if exists customresourcedefinition "$definition"; then
     run kubectl delete imageprepulljob.operations.kubeedge.io quickstart --ignore-not-found
   fi
