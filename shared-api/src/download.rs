@@ -27,7 +27,6 @@ pub const MAX_ZONE_NAME: usize = 64;
 /// How a task may download.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[allow(clippy::struct_excessive_bools, reason = "the fields of a message")]
 pub struct DownloadTerms {
     /// Bytes a second of this task on the node. Absent: only the cap of the node counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,10 +46,8 @@ pub struct DownloadTerms {
     /// Whether the node shares layers with the others of its site.
     #[serde(default, skip_serializing_if = "is_false")]
     pub share: bool,
-    /// Whether its site has a limit of bytes a second. The cloud gives each node a part of it, and a node without one waits.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub site_limited: bool,
-    /// That limit, for a node that helps itself because its time runs out. Absent: it has none, or the cloud is of release 0.1.
+    /// Bytes a second of its site. The cloud gives each node a part of them, and a node without one waits. A node that helps
+    /// itself because its time runs out keeps to the whole. Absent: the site has no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site_rate: Option<NonZeroU64>,
     /// Whether the job is paused. Its windows are then [`Window::never`], by which earlier agents stop as well.

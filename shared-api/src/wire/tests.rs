@@ -487,7 +487,7 @@ fn download_terms_are_optional_and_stable() {
             pin: true,
             verify: Some(verify(VerificationMode::Enforce, None)),
             share: true,
-            site_limited: true,
+            site_rate: NonZeroU64::new(3 << 20),
             deltas: Deltas::Require,
             ..DownloadTerms::default()
         }),
@@ -496,7 +496,7 @@ fn download_terms_are_optional_and_stable() {
             r#","download":{"maxRate":2097152,"windows":["#,
             r#"{"days":["Mon","Sun"],"start":"01:30","duration":14400000,"timeZone":"Node"},"#,
             r#"{"start":"01:30","duration":14400000,"timeZone":"Europe/Berlin"}],"#,
-            r#""delay":7000,"pin":true,"verify":{"mode":"Enforce","keys":["PEM"]},"share":true,"siteLimited":true,"deltas":"Require"}}"#,
+            r#""delay":7000,"pin":true,"verify":{"mode":"Enforce","keys":["PEM"]},"share":true,"siteRate":3145728,"deltas":"Require"}}"#,
         ]
         .concat(),
     );

@@ -118,7 +118,6 @@ pub fn download_terms(
         pin: download.pin,
         verify,
         share,
-        site_limited: share && download.max_site_rate.is_some(),
         site_rate: download.max_site_rate.filter(|_| share),
         paused: download.paused,
         deltas: download.deltas,

@@ -62,20 +62,12 @@ pub(super) async fn wait_for_deadline(mut control: watch::Receiver<TaskControl>,
     }
 }
 
-/// When a pull that begins now fails: at the deadline of its task, or after its own limit. `None` where it must not help
-/// itself before: a cloud of release 0.1 says that the site has a limit, and not which one.
-pub(super) fn pull_deadline(
-    terms: &TaskTerms,
-    limit: Option<Duration>,
-    clock: &CloudClock,
-) -> Option<Instant> {
-    if terms.download.site_limited && terms.download.site_rate.is_none() {
-        return None;
-    }
+/// When a pull that begins now fails: at the deadline of its task, or after its own limit.
+pub(super) fn pull_deadline(terms: &TaskTerms, limit: Option<Duration>, clock: &CloudClock) -> Instant {
     let now = now(clock);
     let (deadline, _) = OpenClock::default().update_deadline(terms, now);
     let own = limit.and_then(|limit| now.monotonic.checked_add(limit));
-    Some(own.map_or(deadline, |own| own.min(deadline)).into())
+    own.map_or(deadline, |own| own.min(deadline)).into()
 }
 
 fn now(clock: &CloudClock) -> Now {

@@ -82,7 +82,8 @@ async fn next_look(control: &mut watch::Receiver<TaskControl>, until: Option<Tim
 /// Waits until a pull that began under these terms must begin again: other signatures are required, or its layers come
 /// another way.
 pub(super) async fn wait_for_other_way(mut control: watch::Receiver<TaskControl>, began: &DownloadTerms) {
-    let way = |terms: &DownloadTerms| (terms.verify.clone(), terms.share, terms.site_limited, terms.deltas);
+    let way =
+        |terms: &DownloadTerms| (terms.verify.clone(), terms.share, terms.site_rate.is_some(), terms.deltas);
     while way(&control.borrow_and_update().terms.download) == way(began) {
         wait_for_change(&mut control).await;
     }

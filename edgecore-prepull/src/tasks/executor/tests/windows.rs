@@ -249,7 +249,8 @@ async fn a_pull_begins_again_to_share() {
     fake.script("a", [Act::Take(100), Act::Take(5)]);
     let run = start(&executor(&fake), windowed(vec![always("a")], 300, &[]));
     sleep(Duration::from_secs(10)).await;
-    let terms = DownloadTerms { share: true, site_limited: true, ..DownloadTerms::default() };
+    let terms =
+        DownloadTerms { share: true, site_rate: std::num::NonZeroU64::new(4096), ..DownloadTerms::default() };
     run.control.send_modify(|control| control.terms.download = Arc::new(terms));
     let end = run.end.await.unwrap();
     assert_eq!((fake.pulls(), end.images[0].attempts), (vec!["a".to_owned(), "a".to_owned()], 1));

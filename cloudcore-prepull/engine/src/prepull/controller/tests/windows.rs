@@ -331,9 +331,9 @@ fn another_site_rate_is_told_at_once() {
     let limited = json!({"download": {"shareWithinSite": true, "maxSiteRate": "100k"}});
     world.give(job_with(&nodes, limited, 2, None));
     assert_eq!((world.taken().len(), rates(&mut world)), (2, vec![Some(100_000)]));
-    assert!(world.terms[2].share && world.terms[2].site_limited);
+    assert!(world.terms[2].share && world.terms[2].site_rate.is_some());
     world.give(job_with(&nodes, json!({"download": {"shareWithinSite": true}}), 3, None));
-    assert_eq!((rates(&mut world), world.terms.last().unwrap().site_limited), (vec![None], false));
+    assert_eq!((rates(&mut world), world.terms.last().unwrap().site_rate), (vec![None], None));
 }
 
 #[test]
