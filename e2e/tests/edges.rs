@@ -214,14 +214,7 @@ async fn a_site_is_shown(cluster: &Cluster, leader: &Cloud, page: &Page) -> Resu
 async fn rates_name_node_and_job(edge: &mut Wire, person: &Person, task: &TaskId) -> Result<()> {
     for done in [0, 30 * MIB] {
         let bytes = Some(ByteProgress { done, total: 90 * MIB });
-        let image = ImageProgress {
-            index: 0,
-            phase: ImagePhase::Pulling,
-            bytes,
-            attempts: 1,
-            reason: String::new(),
-            code: None,
-        };
+        let image = ImageProgress { bytes, attempts: 1, ..ImageProgress::new(0, ImagePhase::Pulling) };
         let progress = TaskProgress { task: task.clone(), images: vec![image], waits: String::new() };
         edge.send_message(&EdgeMessage::Progress(progress)).await?;
         tokio::time::sleep(Duration::from_secs(1)).await;

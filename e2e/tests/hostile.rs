@@ -128,24 +128,18 @@ fn result(job: &JobUid, outcome: TaskOutcome, images: usize) -> EdgeMessage {
     let image =
         ImageResult { reason: "forged".to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) };
     EdgeMessage::Result(TaskResult {
-        removal: None,
-        task: task(job, 1),
-        outcome,
         reason: "forged".to_owned(),
         check: Some(CheckOutcome { passed: false, reason: "forged".to_owned() }),
         images: vec![image; images],
-        took: Duration::ZERO,
+        ..TaskResult::new(task(job, 1), outcome)
     })
 }
 
 fn progress(job: &JobUid, index: u32) -> EdgeMessage {
     let image = ImageProgress {
-        index,
-        phase: ImagePhase::Pulling,
-        bytes: None,
         attempts: 1,
         reason: "forged".to_owned(),
-        code: None,
+        ..ImageProgress::new(index, ImagePhase::Pulling)
     };
     EdgeMessage::Progress(TaskProgress { task: task(job, 1), images: vec![image], waits: String::new() })
 }

@@ -108,13 +108,9 @@ async fn a_node_acts_only_for_itself() -> Result<()> {
     let failed =
         ImageResult { reason: "forged".to_owned(), attempts: 1, ..ImageResult::new(ImageOutcome::Failed) };
     let forged = TaskResult {
-        removal: None,
-        task,
-        outcome: TaskOutcome::Failed,
         reason: "forged".to_owned(),
-        check: None,
         images: vec![failed],
-        took: Duration::ZERO,
+        ..TaskResult::new(task, TaskOutcome::Failed)
     };
     let answers = intruder.says(EdgeMessage::Result(forged)).await?;
     // Its result is acknowledged and has no other effect.

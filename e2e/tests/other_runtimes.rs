@@ -19,7 +19,7 @@ use edgecore_prepull::tasks::executor::{Executor, TaskControl};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::failure::FailureCode;
 use prepull_api::task::{
-    ImageOutcome, ImageResult, ImageTask, JobUid, KeepCode, PullPolicy, Removal, RemovalOutcome, Task, TaskId,
+    ImageOutcome, ImageResult, ImageTask, JobUid, KeepCode, Removal, RemovalOutcome, Task, TaskId,
 };
 use prepull_api::wire::PullKey;
 use prepull_e2e::cleanup::Child;
@@ -35,15 +35,7 @@ const BOTH: [Runtime; 2] = [Runtime::CriO, Runtime::Docker];
 const REFERENCE: &str = "r.example/team/app:v1";
 
 fn image(reference: &str) -> ImageTask {
-    ImageTask {
-        image: reference.to_owned(),
-        reference: reference.to_owned(),
-        policy: PullPolicy::IfNotPresent,
-        retries: 1,
-        key: 0,
-        timeout: None,
-        sandbox: None,
-    }
+    ImageTask { retries: 1, ..ImageTask::new(reference) }
 }
 
 /// A key with these passwords, in this order.
@@ -73,17 +65,14 @@ async fn run_until(
         windows: None,
     };
     let task = Task {
-        upgrade: None,
-        removal: None,
-        id: TaskId { job: JobUid("other-runtimes".to_owned()), attempt: 1 },
         title: "other-runtimes".to_owned(),
-        checks: Vec::new(),
-        images,
+        ..Task::new(TaskId { job: JobUid("other-runtimes".to_owned()), attempt: 1 }, images)
     };
     execute(&executor, task, terms, stop).await
 }
 
-async fn execute<P: Puller>(
+/// Runs a task until it ends or `stop` does.
+pub(crate) async fn execute<P: Puller>(
     executor: &Executor<P>,
     task: Task,
     terms: TaskTerms,
@@ -377,12 +366,9 @@ async fn removes(
         windows: None,
     };
     let task = Task {
-        upgrade: None,
         removal: Some(Box::new(removal)),
-        id: TaskId { job: JobUid("removal".to_owned()), attempt: 1 },
         title: "removal".to_owned(),
-        checks: Vec::new(),
-        images: Vec::new(),
+        ..Task::new(TaskId { job: JobUid("removal".to_owned()), attempt: 1 }, Vec::new())
     };
     let end = execute(&executor, task, terms, std::future::pending()).await?;
     let images = end.removal.context("no result")?.images;

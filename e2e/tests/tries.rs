@@ -7,25 +7,17 @@ use std::time::{Duration, Instant};
 
 use edgecore_prepull::config::CheckLimits;
 use edgecore_prepull::images::puller::cri::CriPuller;
-use edgecore_prepull::tasks::agent::{Execution, TaskEnd, TaskTerms};
-use edgecore_prepull::tasks::executor::{Executor, TaskControl};
+use edgecore_prepull::tasks::agent::{TaskEnd, TaskTerms};
+use edgecore_prepull::tasks::executor::Executor;
 use k8s_cri::v1::{ImageSpec, ImageStatusRequest};
 use prepull_api::task::{ImageOutcome, ImageTask, JobUid, PullPolicy, SandboxMetadata, Task, TaskId};
 use prepull_api::wire::PullKey;
-use tokio::sync::{mpsc, watch};
-
 use prepull_e2e::prelude::*;
 
+use crate::other_runtimes::execute;
+
 fn image(reference: &str, policy: PullPolicy) -> ImageTask {
-    ImageTask {
-        image: reference.to_owned(),
-        reference: reference.to_owned(),
-        policy,
-        retries: 0,
-        key: 0,
-        timeout: None,
-        sandbox: None,
-    }
+    ImageTask { policy, ..ImageTask::new(reference) }
 }
 
 /// Runs a task with one image.
@@ -39,19 +31,10 @@ async fn run(containerd: &Containerd, image: ImageTask) -> Result<TaskEnd> {
         windows: None,
     };
     let task = Task {
-        upgrade: None,
-        removal: None,
-        id: TaskId { job: JobUid("tries".to_owned()), attempt: 1 },
         title: "tries".to_owned(),
-        checks: Vec::new(),
-        images: vec![image],
+        ..Task::new(TaskId { job: JobUid("tries".to_owned()), attempt: 1 }, vec![image])
     };
-    let (_control, receiver) =
-        watch::channel(TaskControl { may_remove: false, terms: terms.clone(), stop: None });
-    let (sender, mut reports) = mpsc::channel(64);
-    let work = Execution { removal: None, task, check: None, done: vec![None], terms };
-    let listen = async { while reports.recv().await.is_some() {} };
-    Ok(tokio::join!(executor.run(work, receiver, sender), listen).0)
+    execute(&executor, task, terms, std::future::pending()).await
 }
 
 #[tokio::test]

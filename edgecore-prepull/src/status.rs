@@ -254,31 +254,17 @@ mod tests {
         let id = TaskId { job: JobUid("u".to_owned()), attempt: 1 };
         let image = ImageTask {
             image: "web:v1".to_owned(),
-            reference: "docker.io/library/web:v1".to_owned(),
             policy: PullPolicy::Always,
-            retries: 0,
-            key: 0,
-            timeout: None,
-            sandbox: None,
+            ..ImageTask::new("docker.io/library/web:v1")
         };
-        let task = Task {
-            upgrade: None,
-            removal: None,
-            id: id.clone(),
-            title: "spring".to_owned(),
-            checks: Vec::new(),
-            images: vec![image],
-        };
+        let task = Task { title: "spring".to_owned(), ..Task::new(id.clone(), vec![image]) };
         let status = TaskStatus { title: "spring".to_owned(), images: 1, ..TaskStatus::default() };
         board.set_tasks(vec![(id.clone(), status)]);
         board.begin_task(&task);
         let progress = |phase, done| ImageProgress {
-            index: 0,
-            phase,
             bytes: Some(ByteProgress { done, total: 9_000 }),
             attempts: 1,
-            reason: String::new(),
-            code: None,
+            ..ImageProgress::new(0, phase)
         };
         board.note_progress(&id, &[progress(ImagePhase::Pulling, 1_000)], "", began);
         let later = began + Duration::from_secs(2);

@@ -157,6 +157,13 @@ pub struct Task {
     pub upgrade: Option<Upgrade>,
 }
 
+impl Task {
+    /// A task that pulls these images, without a title and without checks.
+    pub fn new(id: TaskId, images: Vec<ImageTask>) -> Self {
+        Self { id, title: String::new(), checks: Vec::new(), images, removal: None, upgrade: None }
+    }
+}
+
 /// One image of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -177,6 +184,21 @@ pub struct ImageTask {
     /// Pod sandbox metadata that the runtime gets with the pull, as from the kubelet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxMetadata>,
+}
+
+impl ImageTask {
+    /// An image that the job names like this, pulled in one try with the first key unless it is there.
+    pub fn new(reference: &str) -> Self {
+        Self {
+            image: reference.to_owned(),
+            reference: reference.to_owned(),
+            policy: PullPolicy::IfNotPresent,
+            retries: 0,
+            key: 0,
+            timeout: None,
+            sandbox: None,
+        }
+    }
 }
 
 /// Labels and annotations of the pod sandbox that a pull is made for: CRI's `PodSandboxConfig`, without the fields that
@@ -237,6 +259,13 @@ pub struct ImageProgress {
     /// The code of [`Self::reason`]. Absent if no try failed, and from edges without codes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<FailureCode>,
+}
+
+impl ImageProgress {
+    /// An image before its first try, with nothing else known about it.
+    pub fn new(index: u32, phase: ImagePhase) -> Self {
+        Self { index, phase, bytes: None, attempts: 0, reason: String::new(), code: None }
+    }
 }
 
 /// How a task ended on the node.
@@ -399,6 +428,14 @@ pub struct TaskResult {
     /// Time from acceptance to end, by the edge's monotonic clock unless the agent was restarted.
     #[serde(with = "millis")]
     pub took: Duration,
+}
+
+impl TaskResult {
+    /// A task that ended like this, with nothing else known about it.
+    pub fn new(task: TaskId, outcome: TaskOutcome) -> Self {
+        let (reason, took) = (String::new(), Duration::ZERO);
+        Self { task, outcome, reason, check: None, images: Vec::new(), removal: None, took }
+    }
 }
 
 /// Serialisation of durations as whole milliseconds.

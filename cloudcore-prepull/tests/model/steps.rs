@@ -1,7 +1,5 @@
 //! The random steps: what may happen at any moment.
 
-use std::time::Duration;
-
 use edgecore_prepull::tasks::agent::{AgentEvent, TaskEnd, summarize_results};
 use prepull_api::crd::status::NodePhase;
 use prepull_api::failure::FailureCode;
@@ -206,15 +204,7 @@ impl World {
         let message = match self.rng.below(3) {
             0 => EdgeMessage::Accepted { task },
             1 => EdgeMessage::Progress(TaskProgress { task, images: Vec::new(), waits: String::new() }),
-            _ => EdgeMessage::Result(TaskResult {
-                removal: None,
-                task,
-                outcome: TaskOutcome::Succeeded,
-                reason: String::new(),
-                check: None,
-                images: Vec::new(),
-                took: Duration::ZERO,
-            }),
+            _ => EdgeMessage::Result(TaskResult::new(task, TaskOutcome::Succeeded)),
         };
         let conn = self.edges[edge].conn.and_then(|id| self.conns.get_mut(&id));
         if let Some(conn) = conn.filter(|conn| !conn.cut) {
@@ -245,9 +235,8 @@ impl World {
         let Some((task, outcome)) = ended.get(self.rng.below(ended.len())).cloned() else { return };
         let conn = self.edges[edge].conn.and_then(|id| self.conns.get_mut(&id));
         if let Some(conn) = conn.filter(|conn| !conn.cut) {
-            let (reason, took) = ("a different result".to_owned(), Duration::ZERO);
-            let result =
-                TaskResult { removal: None, task, outcome, reason, check: None, images: Vec::new(), took };
+            let reason = "a different result".to_owned();
+            let result = TaskResult { reason, ..TaskResult::new(task, outcome) };
             conn.to_cloud.push_back(EdgeMessage::Result(result));
         }
     }
@@ -371,12 +360,9 @@ impl World {
                 }
                 let bytes = Some(ByteProgress { done: now, total: until });
                 let moment = ImageProgress {
-                    index: u32::try_from(index).unwrap(),
-                    phase: ImagePhase::Pulling,
                     bytes,
                     attempts: 1,
-                    reason: String::new(),
-                    code: None,
+                    ..ImageProgress::new(u32::try_from(index).unwrap(), ImagePhase::Pulling)
                 };
                 self.on_edge(
                     at,

@@ -280,14 +280,7 @@ fn progress_event(work: &Execution, pull: &Pull, total: u64, now: Instant) -> Ag
     let done = (u128::from(total) * part).checked_div(whole).and_then(|done| u64::try_from(done).ok());
     let bytes = Some(ByteProgress { done: done.unwrap_or(0), total });
     let index = u32::try_from(pull.index).unwrap_or(u32::MAX);
-    let image = ImageProgress {
-        index,
-        phase: ImagePhase::Pulling,
-        bytes,
-        attempts: 1,
-        reason: String::new(),
-        code: None,
-    };
+    let image = ImageProgress { bytes, attempts: 1, ..ImageProgress::new(index, ImagePhase::Pulling) };
     AgentEvent::Progress(TaskProgress {
         task: work.task.id.clone(),
         images: vec![image],

@@ -64,12 +64,9 @@ fn a_result_of_a_removal_fits_into_a_message() {
     };
     let result = TaskResult {
         removal: Some(RemovalResult::from_images(vec![image; 10 * MAX_REMOVALS])),
-        task: task_id(),
-        outcome: TaskOutcome::Failed,
         reason,
-        check: None,
-        images: Vec::new(),
         took: Duration::MAX,
+        ..TaskResult::new(task_id(), TaskOutcome::Failed)
     };
     let frame = encode_frame(&EdgeMessage::Result(result)).unwrap();
     assert!(frame.len() < MAX_MESSAGE / 10, "{}", frame.len());
@@ -224,13 +221,9 @@ fn a_progress_without_images_says_what_the_task_waits_for() {
 fn results_keep_their_bytes() {
     let image = |outcome| ImageResult { ..ImageResult::new(outcome) };
     let result = |outcome, images| TaskResult {
-        removal: None,
-        task: task_id(),
-        outcome,
-        reason: String::new(),
-        check: None,
         images,
         took: Duration::from_millis(1500),
+        ..TaskResult::new(task_id(), outcome)
     };
     assert_frame(
         &EdgeMessage::Result(TaskResult {
@@ -452,14 +445,7 @@ fn an_assignment_keeps_its_bytes() {
 
 #[test]
 fn download_terms_are_optional_and_stable() {
-    let task = Task {
-        upgrade: None,
-        removal: None,
-        id: task_id(),
-        title: String::new(),
-        checks: Vec::new(),
-        images: Vec::new(),
-    };
+    let task = Task::new(task_id(), Vec::new());
     let assign = |download| {
         CloudMessage::Assign(Assign {
             task: task.clone(),

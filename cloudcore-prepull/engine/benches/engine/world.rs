@@ -493,11 +493,6 @@ impl World {
         let pull = (self.pull_time)(self.figures.tasks);
         self.figures.tasks += 1;
         let result = TaskResult {
-            removal: None,
-            task: task.clone(),
-            outcome: TaskOutcome::Succeeded,
-            reason: String::new(),
-            check: None,
             images: vec![
                 ImageResult {
                     digest: Some(format!("sha256:{:064x}", 7)),
@@ -507,6 +502,7 @@ impl World {
                 images
             ],
             took: Duration::from_secs(1),
+            ..TaskResult::new(task.clone(), TaskOutcome::Succeeded)
         };
         for (wait, message) in [
             (DISPATCH * 2, EdgeMessage::Accepted { task }),

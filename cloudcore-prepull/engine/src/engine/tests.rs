@@ -317,15 +317,7 @@ fn nodes_share_a_node_images_layers() {
 }
 
 fn succeeded(task: &TaskId) -> TaskResult {
-    TaskResult {
-        removal: None,
-        task: task.clone(),
-        outcome: TaskOutcome::Succeeded,
-        reason: String::new(),
-        check: None,
-        images: Vec::new(),
-        took: Duration::ZERO,
-    }
+    TaskResult::new(task.clone(), TaskOutcome::Succeeded)
 }
 
 #[test]

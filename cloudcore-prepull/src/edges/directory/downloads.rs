@@ -150,7 +150,7 @@ mod tests {
 
     fn progress(number: u32, index: u32, phase: ImagePhase, done: u64) -> TaskProgress {
         let bytes = Some(ByteProgress { done, total: 1 << 40 });
-        let image = ImageProgress { index, phase, bytes, attempts: 1, reason: String::new(), code: None };
+        let image = ImageProgress { bytes, attempts: 1, ..ImageProgress::new(index, phase) };
         TaskProgress { task: task(number), images: vec![image], waits: String::new() }
     }
 

@@ -27,15 +27,7 @@ fn task(number: u32) -> TaskId {
 }
 
 fn result(number: u32) -> EdgeMessage {
-    EdgeMessage::Result(TaskResult {
-        removal: None,
-        task: task(number),
-        outcome: TaskOutcome::Succeeded,
-        reason: String::new(),
-        check: None,
-        images: Vec::new(),
-        took: Duration::ZERO,
-    })
+    EdgeMessage::Result(TaskResult::new(task(number), TaskOutcome::Succeeded))
 }
 
 fn hello() -> Hello {
@@ -244,12 +236,9 @@ fn what_an_edge_downloads_is_listed() {
     directory.note_connected(&peer("a"), SESSION, &hello(), at(10));
     for (second, done) in [(20, 0), (30, 1_000)] {
         let image = ImageProgress {
-            index: 0,
-            phase: ImagePhase::Pulling,
             bytes: Some(ByteProgress { done, total: 9_000 }),
             attempts: 1,
-            reason: String::new(),
-            code: None,
+            ..ImageProgress::new(0, ImagePhase::Pulling)
         };
         let progress = TaskProgress { task: task(1), images: vec![image], waits: String::new() };
         directory.apply_message(&"a".into(), SESSION, &EdgeMessage::Progress(progress), at(second));

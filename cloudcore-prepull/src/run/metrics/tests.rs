@@ -58,15 +58,7 @@ fn result(outcome: TaskOutcome) -> Input {
         TaskOutcome::DeadlineExceeded => vec![image(ImageOutcome::Stopped, Some(FailureCode::Timeout))],
         TaskOutcome::Cancelled => Vec::new(),
     };
-    let result = TaskResult {
-        removal: None,
-        task,
-        outcome,
-        reason: String::new(),
-        check: None,
-        images,
-        took: Duration::ZERO,
-    };
+    let result = TaskResult { images, ..TaskResult::new(task, outcome) };
     let message = EdgeMessage::Result(result);
     FleetEvent::Session(SessionEvent::Message { node: node(), session: SessionId(1), message }).into()
 }

@@ -13,7 +13,7 @@ use edgecore_prepull::tasks::executor::{Executor, TaskControl};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::{AuthConfig, ImageSpec, PullImageRequest};
 use prepull_api::credentials::{RegistryCredential, Sensitive};
-use prepull_api::task::{CheckItem, ImageTask, JobUid, PullPolicy, Task, TaskId, TaskOutcome};
+use prepull_api::task::{CheckItem, ImageTask, JobUid, Task, TaskId, TaskOutcome};
 use prepull_api::wire::PullKey;
 use prepull_e2e::prelude::*;
 use tokio::sync::{mpsc, watch};
@@ -62,22 +62,14 @@ pub(crate) async fn through_agent(
     key: &Arc<PullKey>,
 ) -> Result<Duration> {
     // A key serves one image.
-    let image = |(reference, key): (&String, u32)| ImageTask {
-        image: reference.to_owned(),
-        reference: reference.to_owned(),
-        policy: PullPolicy::IfNotPresent,
-        retries: 0,
-        key,
-        timeout: None,
-        sandbox: None,
-    };
+    let image = |(reference, key): (&String, u32)| ImageTask { key, ..ImageTask::new(reference) };
     let task = Task {
-        upgrade: None,
-        removal: None,
-        id: TaskId { job: JobUid("bench".to_owned()), attempt: 1 },
         title: "bench".to_owned(),
         checks: vec![CheckItem::Disk],
-        images: references.iter().zip(0..).map(image).collect(),
+        ..Task::new(
+            TaskId { job: JobUid("bench".to_owned()), attempt: 1 },
+            references.iter().zip(0..).map(image).collect(),
+        )
     };
     let terms = TaskTerms {
         deadline: Instant::now() + Duration::from_secs(300),

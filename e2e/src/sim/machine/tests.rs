@@ -61,20 +61,12 @@ impl Bench {
 fn work(begun: Instant, attempt: u32, images: usize) -> Execution {
     let image = |number: usize| ImageTask {
         image: format!("image-{number}"),
-        reference: format!("registry.example/image-{number}"),
-        policy: PullPolicy::IfNotPresent,
-        retries: 0,
-        key: 0,
-        timeout: None,
-        sandbox: None,
+        ..ImageTask::new(&format!("registry.example/image-{number}"))
     };
     let task = Task {
-        upgrade: None,
-        removal: None,
-        id: TaskId { job: JobUid("job".to_owned()), attempt },
         title: "job".to_owned(),
         checks: vec![CheckItem::Disk],
-        images: (0..images).map(image).collect(),
+        ..Task::new(TaskId { job: JobUid("job".to_owned()), attempt }, (0..images).map(image).collect())
     };
     let terms = TaskTerms {
         deadline: begun + 60 * SECOND,

@@ -4,9 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use prepull_api::credentials::{RegistryCredential, Sensitive};
 use prepull_api::download::DownloadTerms;
-use prepull_api::task::{
-    ImageOutcome, ImageResult, ImageTask, JobUid, PullPolicy, Removal, Task, TaskResult,
-};
+use prepull_api::task::{ImageOutcome, ImageResult, ImageTask, JobUid, Removal, Task, TaskResult};
 use prepull_api::wire::{OpenPhase, PullKey, TaskProgress};
 
 use super::record::FORMAT_OF_REMOVALS;
@@ -14,24 +12,9 @@ use super::*;
 use crate::tasks::removal::{PlannedRemoval, RemovalRecord};
 
 pub(super) fn task(job: &str, attempt: u32, images: usize) -> Task {
-    let image = |n| ImageTask {
-        image: format!("app:{n}"),
-        reference: format!("r.example/app:{n}"),
-        policy: PullPolicy::IfNotPresent,
-        retries: 0,
-        key: 0,
-        timeout: None,
-        sandbox: None,
-    };
+    let image = |n| ImageTask { image: format!("app:{n}"), ..ImageTask::new(&format!("r.example/app:{n}")) };
     let id = TaskId { job: JobUid(job.to_owned()), attempt };
-    Task {
-        upgrade: None,
-        removal: None,
-        id,
-        title: job.to_owned(),
-        checks: Vec::new(),
-        images: (0..images).map(image).collect(),
-    }
+    Task { title: job.to_owned(), ..Task::new(id, (0..images).map(image).collect()) }
 }
 
 pub(super) fn assign(task: Task) -> Assign {

@@ -24,15 +24,7 @@ use crate::images::puller::fake::{Act, Fake};
 use crate::tasks::agent::TaskTerms;
 
 fn image(name: &str, policy: PullPolicy, retries: u32) -> ImageTask {
-    ImageTask {
-        image: name.to_owned(),
-        reference: name.to_owned(),
-        policy,
-        retries,
-        key: 0,
-        timeout: None,
-        sandbox: None,
-    }
+    ImageTask { policy, retries, ..ImageTask::new(name) }
 }
 
 fn always(name: &str) -> ImageTask {
@@ -51,14 +43,7 @@ fn execution(images: Vec<ImageTask>) -> Execution {
             download: Arc::default(),
             windows: None,
         },
-        task: Task {
-            upgrade: None,
-            removal: None,
-            id,
-            title: "job".to_owned(),
-            checks: vec![CheckItem::Disk],
-            images,
-        },
+        task: Task { title: "job".to_owned(), checks: vec![CheckItem::Disk], ..Task::new(id, images) },
     }
 }
 

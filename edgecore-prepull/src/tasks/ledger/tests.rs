@@ -11,22 +11,12 @@ use crate::tasks::agent::Now;
 fn record(job: &str, attempt: u32) -> TaskRecord {
     let image = ImageTask {
         image: "app:1".to_owned(),
-        reference: "r.example/app:1".to_owned(),
         policy: PullPolicy::Always,
         retries: 3,
-        key: 0,
-        timeout: None,
-        sandbox: None,
+        ..ImageTask::new("r.example/app:1")
     };
     let id = TaskId { job: JobUid(job.to_owned()), attempt };
-    let task = Task {
-        upgrade: None,
-        removal: None,
-        id,
-        title: "t".to_owned(),
-        checks: Vec::new(),
-        images: vec![image],
-    };
+    let task = Task { title: "t".to_owned(), ..Task::new(id, vec![image]) };
     let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     TaskRecord::new(task, Duration::from_secs(300), Now { monotonic: Instant::now(), wall, boot: None })
 }

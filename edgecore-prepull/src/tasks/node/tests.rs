@@ -102,23 +102,8 @@ impl Harness {
 }
 
 fn assign(images: &[&str]) -> CloudMessage {
-    let image = |name: &&str| ImageTask {
-        image: (*name).to_owned(),
-        reference: (*name).to_owned(),
-        policy: PullPolicy::Always,
-        retries: 0,
-        key: 0,
-        timeout: None,
-        sandbox: None,
-    };
-    let task = Task {
-        upgrade: None,
-        removal: None,
-        id: id(),
-        title: "job".to_owned(),
-        checks: Vec::new(),
-        images: images.iter().map(image).collect(),
-    };
+    let image = |name: &&str| ImageTask { policy: PullPolicy::Always, ..ImageTask::new(name) };
+    let task = Task { title: "job".to_owned(), ..Task::new(id(), images.iter().map(image).collect()) };
     CloudMessage::Assign(Assign {
         task,
         remaining: Duration::from_secs(300),

@@ -194,15 +194,7 @@ impl World {
     }
 
     fn end(&mut self, name: &str, outcome: TaskOutcome) {
-        let result = TaskResult {
-            removal: None,
-            task: task(),
-            outcome,
-            reason: String::new(),
-            check: None,
-            images: Vec::new(),
-            took: Duration::ZERO,
-        };
+        let result = TaskResult::new(task(), outcome);
         self.session(name, EdgeMessage::Result(result));
         self.pass(5);
     }

@@ -306,13 +306,9 @@ impl World {
             ImageOutcome::Stopped => TaskOutcome::Cancelled,
         };
         self.receive(EdgeMessage::Result(TaskResult {
-            removal: None,
-            task: task.clone(),
-            outcome,
-            reason: String::new(),
-            check: None,
             images: vec![image],
             took: Duration::from_secs(1),
+            ..TaskResult::new(task.clone(), outcome)
         }));
         // The status is written after a gap, together with other tags that end in it.
         self.pass(Duration::from_secs(1));
@@ -320,12 +316,9 @@ impl World {
 
     pub(super) fn report_progress(&mut self, task: &TaskId, done: u64, total: u64) {
         let image = ImageProgress {
-            index: 0,
-            phase: ImagePhase::Pulling,
             bytes: Some(ByteProgress { done, total }),
             attempts: 1,
-            reason: String::new(),
-            code: None,
+            ..ImageProgress::new(0, ImagePhase::Pulling)
         };
         self.receive(EdgeMessage::Progress(TaskProgress {
             task: task.clone(),

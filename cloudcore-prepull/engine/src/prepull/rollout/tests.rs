@@ -461,14 +461,7 @@ fn an_earlier_attempts_images_still_count() {
 }
 
 fn progress(attempt: u32) -> TaskProgress {
-    let image = ImageProgress {
-        index: 0,
-        phase: ImagePhase::Pulling,
-        bytes: None,
-        attempts: 1,
-        reason: String::new(),
-        code: None,
-    };
+    let image = ImageProgress { attempts: 1, ..ImageProgress::new(0, ImagePhase::Pulling) };
     TaskProgress {
         task: TaskId { job: JobUid("job".to_owned()), attempt },
         images: vec![image],

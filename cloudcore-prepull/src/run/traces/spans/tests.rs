@@ -51,13 +51,10 @@ fn ended() -> Ended {
             started: Some(Timestamp::from_second(ARRIVED - 40).unwrap()),
         },
         result: TaskResult {
-            removal: None,
-            task: TaskId { job: JobUid("u".to_owned()), attempt: 2 },
-            outcome: TaskOutcome::Failed,
             reason: "1 of 3 images failed".to_owned(),
-            check: None,
             images: vec![pulled, ImageResult::new(ImageOutcome::Present), failed],
             took: Duration::from_secs(30),
+            ..TaskResult::new(TaskId { job: JobUid("u".to_owned()), attempt: 2 }, TaskOutcome::Failed)
         },
     }
 }

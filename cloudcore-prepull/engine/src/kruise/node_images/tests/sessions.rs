@@ -231,13 +231,9 @@ fn a_timeout_names_its_own_deadline() {
         });
         let task = world.take_dispatched()[0].task.id.clone();
         world.receive(EdgeMessage::Result(TaskResult {
-            removal: None,
-            task,
-            outcome: TaskOutcome::DeadlineExceeded,
-            reason: String::new(),
-            check: None,
             images: vec![failed("40 %")],
             took: Duration::from_secs(60),
+            ..TaskResult::new(task, TaskOutcome::DeadlineExceeded)
         }));
         world.pass(Duration::from_secs(1));
         assert_eq!(world.tag("a", "1").unwrap().message, message);

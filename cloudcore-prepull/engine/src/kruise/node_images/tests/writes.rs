@@ -141,13 +141,9 @@ fn tags_that_end_together_share_a_write() {
     world.take_write_counts();
     for dispatch in sent {
         world.receive(EdgeMessage::Result(TaskResult {
-            removal: None,
-            task: dispatch.task.id,
-            outcome: TaskOutcome::Succeeded,
-            reason: String::new(),
-            check: None,
             images: vec![pulled()],
             took: Duration::from_secs(1),
+            ..TaskResult::new(dispatch.task.id, TaskOutcome::Succeeded)
         }));
     }
     world.pass(Duration::from_secs(1));

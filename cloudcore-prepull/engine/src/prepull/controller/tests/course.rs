@@ -370,12 +370,9 @@ fn a_large_jobs_progress_is_written_rarely() {
     for second in 0..20 {
         for node in &nodes {
             let moment = prepull_api::task::ImageProgress {
-                index: 0,
-                phase: prepull_api::task::ImagePhase::Pulling,
                 bytes: Some(prepull_api::task::ByteProgress { done: second, total: 100 }),
                 attempts: 1,
-                reason: String::new(),
-                code: None,
+                ..prepull_api::task::ImageProgress::new(0, prepull_api::task::ImagePhase::Pulling)
             };
             let progress = TaskProgress { task: task(), images: vec![moment], waits: String::new() };
             let message = EdgeMessage::Progress(progress);
