@@ -19,8 +19,7 @@ topics=(
   links:: stalls:: restarts:: deletion:: pins:: removal:: sharing::a_delta
   site_streams::readers_go_on
   edge_faults::a_full_disk edge_faults::leftovers edge_faults::a_late_containerd
-  rollout::the_next_job kruise_faults::a_killed_agent kruise_faults::a_job_deleted
-  kruise_faults::a_cut_registry_link
+  rollout::the_next_job
   harness_edge:: harness::a_proxy harness::a_registry harness::restarted
 )
 if (($#)); then topics=("$@"); fi

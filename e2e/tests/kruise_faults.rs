@@ -1,15 +1,13 @@
-//! The faults of `restarts`, `links` and `fleet` with Kruise's API: either side is killed, the link is cut, a node is
-//! offline. The job must complete, and no complete layer may be pulled twice.
+//! The faults of `restarts` and `fleet` with Kruise's API: either side is killed, a NodeImage is deleted, a policy refuses
+//! writes, the API server fails. The job must complete, and no complete layer may be pulled twice.
 
 use std::time::Duration;
 
 use kube::api::{Api, PostParams};
-use prepull_api::crd::kruise::{ImagePullJob, NodeImage};
+use prepull_api::crd::kruise::NodeImage;
 use prepull_e2e::cleanup::eventually;
 use prepull_e2e::prelude::*;
 use serde_json::{Value, json};
-
-use crate::mid_pull::SMALL;
 
 type MidPull = crate::mid_pull::MidPull<KruisePullJob>;
 
@@ -44,46 +42,6 @@ async fn a_killed_cloud_continues_a_pull() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_killed_agent_resumes_its_pull() -> Result<()> {
-    let mut mid = mid_pull().await?;
-    mid.node.kill9_agent()?;
-    // Time for containerd to remove content that is not in use.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(mid.job.status().await?.completion_time, None);
-    mid.node.restart_agent()?;
-    mid.ends_right().await?;
-    mid.nothing_was_pulled_twice()
-}
-
-#[tokio::test]
-async fn a_cut_link_does_not_stop_a_pull() -> Result<()> {
-    let mid = mid_pull().await?;
-    mid.tunnel.refuse();
-    mid.node.ends_a_task().await?;
-    assert_eq!(mid.job.status().await?.completion_time, None);
-    let asked = mid.site.link.records().len();
-    mid.tunnel.accept_again()?;
-    mid.ends_right().await?;
-    assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_cut_registry_link_is_retried() -> Result<()> {
-    let mid = mid_pull().await?;
-    mid.site.link.refuse();
-    let tag = mid.site.cluster.node_image("edge-1").referenced_tag(&mid.reference);
-    tag.until_met("says what went wrong", |_, status| {
-        status.is_some_and(|status| !status.message.is_empty())
-    })
-    .await?;
-    mid.site.link.accept_again()?;
-    mid.ends_right().await?;
-    assert_eq!(tag.status().await?.map(|status| status.message), Some(String::new()));
-    mid.nothing_was_pulled_twice()
-}
-
-#[tokio::test]
 async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
     let mut mid = mid_pull().await?;
     mid.site.cloud.kill9()?;
@@ -94,32 +52,6 @@ async fn a_result_outlives_a_kill_of_both_sides() -> Result<()> {
     mid.node.restart_agent()?;
     mid.ends_right().await?;
     assert_eq!(mid.site.link.records().len(), asked, "this needs no registry");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_job_deleted_without_its_agent_stops() -> Result<()> {
-    let mut mid = mid_pull().await?;
-    mid.node.kill9_agent()?;
-    mid.job.delete().await?;
-    mid.site.cluster.node_image("edge-1").referenced_tag(&mid.reference).is_gone().await?;
-    mid.node.restart_agent()?;
-    mid.node.forgets_all_tasks().await?;
-    ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_entry_removed_without_cloud_is_stopped() -> Result<()> {
-    let mut mid = mid_pull().await?;
-    mid.site.cloud.kill9()?;
-    mid.job.delete().await?;
-    let node_image = mid.site.cluster.node_image("edge-1");
-    node_image.patch_spec(serde_json::json!({"images": null})).await?;
-    mid.site.cloud.restart().await?;
-    node_image.is_empty().await?;
-    mid.node.forgets_all_tasks().await?;
-    ensure!(!mid.node.has_image(&mid.reference).await?, "it was pulled to the end");
     Ok(())
 }
 
@@ -219,75 +151,6 @@ async fn a_policy_that_sets_labels_holds_up_no_result() -> Result<()> {
     ensure!(writes < 60.0, "{writes} writes");
     fleet.stop().await;
     Ok(())
-}
-
-#[tokio::test]
-async fn an_offline_node_holds_no_slot() -> Result<()> {
-    let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.seed_image("kruise-offline", &[SMALL])?;
-    // The first node by name has a Node object and no agent.
-    site.cluster.edge_nodes(&["edge-1"]).await?;
-    site.cluster.node_image("edge-1").exists().await?;
-    let _second = site.add_node("edge-2").await?.await?;
-    let job = site.pull_job("offline", &reference).parallelism(1).apply().await?;
-    let through = |succeeded: i32| {
-        move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.succeeded == succeeded)
-    };
-    let one = job.until_met("is through with the other one", through(1)).await?.status.unwrap_or_default();
-    assert_eq!((one.desired, one.active, one.completion_time), (2, 0, None), "{:?}", one.message);
-    assert_eq!(one.message, "job is running, progress 50.0%");
-
-    // The agent of the first node connects.
-    let _first = EdgeNode::start(&site.cluster, &site.cloud, "edge-1").await?;
-    let status = job.completes().await?;
-    assert_eq!((status.desired, status.succeeded), (2, 2), "{status:?}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_job_waits_for_offline_nodes() -> Result<()> {
-    let site = Site::with_kruise(&[]).await?;
-    let (_, reference) = site.seed_image("kruise-never-there", &[SMALL])?;
-    site.cluster.edge_nodes(&["edge-1"]).await?;
-    let _second = site.add_node("edge-2").await?.await?;
-    for node in ["edge-1", "edge-2"] {
-        site.cluster.node_image(node).exists().await?;
-    }
-    // An offline node has a minute to reconnect, and three tries of two seconds each.
-    let job = site.pull_job("patient", &reference).limits(2, 2).apply().await?;
-    let status = job.clone().with_limit(Duration::from_secs(120)).completes().await?;
-    assert_eq!((status.desired, status.succeeded, status.failed), (2, 1, 1), "{status:?}");
-    assert_eq!(status.failed_nodes, ["edge-1"]);
-    let took =
-        status.completion_time.zip(status.start_time).map(|(end, start)| end.0.duration_since(start.0));
-    ensure!(took.is_some_and(|took| (60..90).contains(&took.as_secs())), "{took:?}");
-    let (kind, note) = job.wait_for_event("Unresponsive").await?;
-    ensure!(kind == "Warning" && note.contains("edge-1") && !note.contains("edge-2"), "{kind} {note}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_task_on_a_dead_link_is_resent() -> Result<()> {
-    let site = Site::with_kruise(&["--heartbeat", "1s"]).await?;
-    let tunnel = Proxy::for_tcp(site.cloud.tunnel_addr())?;
-    let node = site.add_node("edge-1").await?.tunnel_through(&tunnel).await?;
-    node.is_connected().await?;
-    let (_, reference) = site.seed_image("kruise-cut", &[SMALL])?;
-    // The cloud still considers the node online, but nothing reaches it.
-    tunnel.freeze();
-    let job = site.pull_job("cut", &reference).on_nodes(["edge-1"]).apply().await?;
-    eventually("the task is sent", SOON, async || {
-        let sent =
-            site.cloud.metrics().await?.sum("cloudcore_prepull_dispatches_total", &[("outcome", "sent")]);
-        ensure!(sent > 0.5, "it is not");
-        Ok(())
-    })
-    .await?;
-    tunnel.refuse();
-    tunnel.thaw();
-    tunnel.accept_again()?;
-    assert_eq!(job.completes().await?.succeeded, 1);
-    node.forgets_all_tasks().await
 }
 
 #[tokio::test]
