@@ -11,7 +11,7 @@ mod pods;
 use anyhow::Result;
 
 pub use jobs::{Builder, KruiseListJob, KruisePullJob, PullJobKind};
-pub use node_images::{KruiseNodeImage, NodeImageTag, OpenTagWatch, name_and_tag};
+pub use node_images::{KruiseNodeImage, NodeImageTag, name_and_tag};
 pub use object::KruiseObject;
 
 use crate::cloud::{Cloud, Start};

@@ -1,7 +1,6 @@
-//! ImagePullJobs: selection of nodes, parallelism, secrets, deadlines and status.
+//! ImagePullJobs: selection of nodes, secrets, deadlines and status.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ListParams};
@@ -12,45 +11,6 @@ use serde_json::json;
 /// Size of a layer that takes some seconds at [`SLOW`].
 const LARGE: u64 = 12 * MIB;
 const SLOW: Option<u64> = Some(3 * MIB);
-
-#[tokio::test]
-async fn parallelism_limits_and_pauses() -> Result<()> {
-    const EDGES: usize = 24;
-    let cluster = Cluster::with_kruise().await?;
-    let cloud = Cloud::with_kruise(&cluster).await?;
-    let fleet = Fleet::start(&cluster, &cloud, EDGES).pulls_take(Duration::from_millis(300)).await?;
-    for node in fleet.names() {
-        cluster.node_image(node).exists().await?;
-    }
-    let at_work = cluster.nodes_at_work();
-    let job = cluster.pull_job("paced", "registry.example/paced:v1").parallelism(2).apply().await?;
-    let done =
-        |count: i32| move |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.succeeded >= count);
-    job.until_met("some are through", done(4)).await?;
-    assert_eq!(at_work.most_nodes(), 2);
-
-    job.patch_spec(json!({"parallelism": 0})).await?;
-    let idle = |job: &ImagePullJob| job.status.as_ref().is_some_and(|s| s.active == 0);
-    job.until_met("is paused", idle).await?;
-    let paused = job.status().await?;
-    // The deadline is several times what a node takes.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let still = job.status().await?;
-    assert_eq!((still.succeeded, still.active), (paused.succeeded, 0), "{still:?}");
-    assert_eq!(at_work.nodes_now(), 0);
-    let part = f64::from(still.succeeded) * 100.0 / 24.0;
-    assert_eq!(still.message, format!("job is running, progress {part:.1}%"));
-
-    job.patch_spec(json!({"parallelism": "5"})).await?;
-    job.until_met("goes on", done(paused.succeeded + 5)).await?;
-    assert_eq!(at_work.most_nodes(), 5, "an integer in quotes is one");
-    job.patch_spec(json!({"parallelism": 24})).await?;
-    let status = job.completes().await?;
-    assert_eq!((status.desired, status.succeeded, status.active), (24, 24, 0), "{status:?}");
-    assert_eq!(fleet.pulls(), 24);
-    fleet.stop().await;
-    Ok(())
-}
 
 #[tokio::test]
 async fn a_job_goes_after_deadline_and_ttl() -> Result<()> {
@@ -256,29 +216,6 @@ async fn digests_and_moved_tags_follow_the_policy() -> Result<()> {
     assert_eq!(node.images().await?.get(&tagged).map(String::as_str), Some(first.digest()));
     assert_eq!(job("moved", &tagged).policy("Always").completes().await?.succeeded, 1);
     assert_eq!(node.images().await?.get(&tagged).map(String::as_str), Some(second.digest()));
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_job_without_end_follows_new_nodes() -> Result<()> {
-    let registry = Registry::start().await?;
-    let stage = Stage::with_kruise(&["edge-1"]).await?;
-    let reference = registry.seed(&Image::small("daily")?, "team/daily:v1")?;
-    let job = stage.cluster.pull_job("daily", &reference).never_ends().apply().await?;
-    let through = |nodes: i32| {
-        move |job: &ImagePullJob| {
-            job.status.as_ref().is_some_and(|s| (s.desired, s.succeeded, s.active) == (nodes, nodes, 0))
-        }
-    };
-    job.until_met("is through", through(1)).await?;
-    stage.cluster.edge_nodes(&["edge-2"]).await?;
-    let second = EdgeNode::start(&stage.cluster, &stage.cloud, "edge-2").await?;
-    let now = job.until_met("is through with the new one", through(2)).await?;
-    ensure!(second.has_image(&reference).await?);
-    let status = now.status.unwrap_or_default();
-    assert_eq!((status.completion_time, status.message.as_str()), (None, "job is running, progress 100.0%"));
-    let tag = stage.cluster.node_image("edge-2").referenced_tag(&reference).succeeds().await?;
-    assert_eq!(tag.version, 0, "once a day");
     Ok(())
 }
 

@@ -1,6 +1,4 @@
-//! ImageListPullJobs: an ImagePullJob for each image, and one limit of parallelism for all of them.
-
-use std::time::Duration;
+//! ImageListPullJobs: an ImagePullJob for each image, and the status of all of them.
 
 use prepull_e2e::prelude::*;
 use serde_json::json;
@@ -83,89 +81,5 @@ async fn the_plugin_shows_it(cluster: &Cluster, bad: &str, failed: &str) -> Resu
     ];
     let said = me.runs(&format!("events {list}")).await?.is(0, &events)?;
     eprintln!("{}", said.out);
-    Ok(())
-}
-
-#[tokio::test]
-async fn parallelism_spans_the_images_of_a_list() -> Result<()> {
-    const EDGES: usize = 8;
-    let cluster = Cluster::with_kruise().await?;
-    let cloud = Cloud::with_kruise(&cluster).await?;
-    let fleet = Fleet::start(&cluster, &cloud, EDGES).pulls_take(Duration::from_millis(100)).await?;
-    cluster.node_image("sim-7").exists().await?;
-    let at_work = cluster.nodes_at_work();
-    let images = (0..4).map(|number| format!("registry.example/listed:v{number}"));
-    let list = cluster.list_job("bounded", images).parallelism(3).apply().await?;
-    let status = list.completes().await?;
-    assert_eq!((status.desired, status.succeeded), (4, 4), "{status:?}");
-    assert_eq!(fleet.pulls(), 4 * u64::try_from(EDGES)?);
-    assert_eq!(fleet.pulled_twice(), 0);
-    assert_eq!(at_work.most_nodes(), 3, "nodes at the same time");
-    ensure!(fleet.most_at_once() <= 3, "{}", fleet.most_at_once());
-    fleet.stop().await;
-    Ok(())
-}
-
-#[tokio::test]
-async fn changes_of_the_list_reach_its_children() -> Result<()> {
-    let cluster = Cluster::with_kruise().await?;
-    let cloud = Cloud::with_kruise(&cluster).await?;
-    let fleet = Fleet::start(&cluster, &cloud, 2).await?;
-    let image = |tag: &str| format!("registry.example/followed:{tag}");
-    let list = cluster.list_job("followed", [image("v1"), image("v2")]).never_ends().apply().await?;
-    let both = |wanted: i32| {
-        move |list: &prepull_api::crd::kruise::ImageListPullJob| {
-            list.status.as_ref().is_some_and(|s| (s.desired, s.succeeded) == (wanted, wanted))
-        }
-    };
-    list.until_met("has both", both(2)).await?;
-    let before = list.children().await?;
-
-    list.patch_spec(json!({"images": [image("v2"), image("v3"), image("v4")]})).await?;
-    let now = list.until_met("has all three", both(3)).await?;
-    ensure!(now.status.is_some_and(|status| status.completion_time.is_none()), "it is never over");
-    let after = list.children().await?;
-    let images: Vec<_> = after.iter().map(|child| child.spec.image.clone()).collect();
-    assert_eq!(images, ["v2", "v3", "v4"].map(image));
-    assert_eq!(after[0].metadata.uid, before[1].metadata.uid, "v2 is as it was");
-    assert_eq!(fleet.pulls(), 2 * 4);
-
-    // A deleted child is created again.
-    let child: KruisePullJob =
-        cluster.applied_job("default", after[2].metadata.name.as_deref().unwrap_or_default());
-    child.delete().await?;
-    prepull_e2e::cleanup::eventually("it is there again", SOON, async || {
-        let children = list.children().await?;
-        ensure!(children.len() == 3 && children[2].metadata.uid != after[2].metadata.uid, "it is not");
-        Ok(())
-    })
-    .await?;
-    fleet.stop().await;
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_invalid_list_is_refused_with_its_reason() -> Result<()> {
-    let cluster = Cluster::with_kruise().await?;
-    let _cloud = Cloud::with_kruise(&cluster).await?;
-    let image = |number: usize| format!("registry.example/many:v{number}");
-    for (name, images, words) in [
-        ("none", vec![], "image can not be empty"),
-        ("twice", vec![image(1), image(1)], "images cannot have duplicate values"),
-        ("many", (0..256).map(image).collect(), "the maximum number of images cannot > 255"),
-        ("wrong", vec![image(1), "Not An Image".to_owned()], "invalid image Not An Image"),
-    ] {
-        match cluster.list_job(name, images).apply().await {
-            Ok(list) => {
-                list.message_contains(words).await?;
-                assert_eq!(list.children().await?.len(), 0, "{name}");
-                let (kind, note) = list.wait_for_event("Invalid").await?;
-                assert_eq!(kind, "Warning");
-                ensure!(note.contains(words), "{note}");
-            }
-            // Since Kubernetes 1.25, the API server refuses it.
-            Err(error) => ensure!(format!("{error:#}").contains(words), "{error:#}"),
-        }
-    }
     Ok(())
 }

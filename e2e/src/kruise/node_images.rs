@@ -1,15 +1,8 @@
-//! NodeImages of a test: one of them, one of its tags, and how many nodes are at work.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! NodeImages of a test: one of them, and one of its tags.
 
 use anyhow::{Result, bail};
-use futures::TryStreamExt;
-use kube::ResourceExt;
 use kube::api::{Api, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
 use prepull_api::crd::kruise::{ImageTagSpec, ImageTagStatus, NodeImage, NodeImageSpec, PullPhase};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::object::KruiseObject;
 use crate::cluster::Cluster;
@@ -29,11 +22,6 @@ impl Cluster {
     /// The NodeImage of a node, which exists or will.
     pub fn node_image(&self, node: &str) -> KruiseNodeImage {
         KruiseObject::new(self, Api::all(self.client()), node)
-    }
-
-    /// Watches from now on how many nodes have open tags.
-    pub fn nodes_at_work(&self) -> OpenTagWatch {
-        OpenTagWatch::watch(Api::all(self.client()))
     }
 
     /// Creates an empty NodeImage, as a user might.
@@ -151,81 +139,6 @@ impl NodeImageTag {
         self.until_met("is gone", |spec, status| spec.is_none() && status.is_none()).await?;
         Ok(())
     }
-}
-
-/// A watch of how many nodes have open tags, which are in the spec and have not ended. Ends when dropped.
-pub struct OpenTagWatch {
-    counts: watch::Receiver<OpenTagCounts>,
-    task: JoinHandle<()>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct OpenTagCounts {
-    now: usize,
-    most: usize,
-    /// Largest number of open tags of one node.
-    most_tags: usize,
-}
-
-impl OpenTagWatch {
-    fn watch(api: Api<NodeImage>) -> Self {
-        let (sender, counts) = watch::channel(OpenTagCounts::default());
-        let task = tokio::spawn(async move {
-            let mut changes = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
-            let (mut open, mut seen) = (BTreeMap::new(), BTreeSet::new());
-            loop {
-                // After an error, the watch tries again.
-                let Ok(Some(event)) = changes.try_next().await else { continue };
-                match event {
-                    watcher::Event::Init => seen = BTreeSet::new(),
-                    watcher::Event::InitApply(object) => {
-                        seen.insert(object.name_any());
-                        open.insert(object.name_any(), open_tags(&object));
-                    }
-                    watcher::Event::InitDone => open.retain(|name, _| seen.contains(name)),
-                    watcher::Event::Apply(object) => {
-                        open.insert(object.name_any(), open_tags(&object));
-                    }
-                    watcher::Event::Delete(object) => {
-                        open.remove(&object.name_any());
-                    }
-                }
-                sender.send_modify(|counts| {
-                    counts.now = open.values().filter(|tags| **tags > 0).count();
-                    counts.most = counts.most.max(counts.now);
-                    counts.most_tags = open.values().copied().max().unwrap_or(0).max(counts.most_tags);
-                });
-            }
-        });
-        Self { counts, task }
-    }
-
-    /// Number of nodes that have open tags now.
-    pub fn nodes_now(&self) -> usize {
-        self.counts.borrow().now
-    }
-
-    /// Largest number of nodes that had open tags at the same time.
-    pub fn most_nodes(&self) -> usize {
-        self.counts.borrow().most
-    }
-}
-
-impl Drop for OpenTagWatch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// Counts the tags that are in the spec and have not ended.
-fn open_tags(object: &NodeImage) -> usize {
-    let ended = |name: &str, tag: &ImageTagSpec| {
-        let image = object.status.as_ref().and_then(|status| status.image_statuses.get(name));
-        let status = image.and_then(|image| image.tags.iter().find(|status| status.tag == tag.tag));
-        status.is_some_and(|status| status.has_ended(tag.version))
-    };
-    let tags = object.spec.images.iter().flat_map(|(name, image)| image.tags.iter().map(move |t| (name, t)));
-    tags.filter(|(name, tag)| !ended(name, tag)).count()
 }
 
 #[cfg(test)]
