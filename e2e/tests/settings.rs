@@ -179,33 +179,6 @@ async fn a_nodes_own_settings_are_the_upper_bound() -> Result<()> {
 }
 
 #[tokio::test]
-async fn leftovers_go_after_the_clouds_time() -> Result<()> {
-    const KEPT: Duration = Duration::from_secs(60);
-    let site = Site::start().await?;
-    let settings = Settings::of(&site.cluster);
-    // Its own disk: less than 15 % free would end it earlier.
-    let node = site.add_node("edge-1").await?.disk(256 * MIB).await?;
-    settings.apply("brief", json!({ "nodeNames": ["edge-1"], "keepUnfinished": "1m" })).await?;
-    settings.are_in_force("brief").await?;
-    says(&node, "the cloud has set: keeps unfinished pulls for 1m", true).await?;
-
-    let (_, reference) = site.seed_image("late", &[16 * MIB])?;
-    site.link.throttle(Some(2 * MIB));
-    let began = Instant::now();
-    site.job("late").images([&reference]).on(["edge-1"]).timeout_seconds(5).fails().await?;
-    node.forgets_all_tasks().await?;
-    let left = async || anyhow::Ok(node.containerd().ingests().await?.values().sum::<u64>());
-    ensure!(left().await? > 2 * MIB, "nothing was left for the next round");
-    eventually("what the pull had fetched is gone", KEPT * 2, async || {
-        ensure!(left().await? == 0, "it's there");
-        Ok(())
-    })
-    .await?;
-    ensure!(began.elapsed() > KEPT, "it went after {:?}", began.elapsed());
-    Ok(())
-}
-
-#[tokio::test]
 async fn jobs_go_on_without_the_right_to_read_settings() -> Result<()> {
     let mut site = Site::in_own_cluster().await?;
     let _node = site.add_node("edge-1").await?.await?;

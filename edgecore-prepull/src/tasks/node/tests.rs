@@ -274,6 +274,7 @@ async fn changes_are_reported_only_on_request() {
 #[tokio::test(start_paused = true)]
 async fn settings_of_the_cloud_hold_for_running_tasks() {
     let (fake, store) = (Fake::new(), MemoryStore::default());
+    fake.state.lock().unwrap().leftovers = true;
     fake.script("long", [Act::Take(1000)]);
     let mut harness = Harness::start(&fake, &store);
     assert_eq!(harness.connect().await.settings, Some(NodeSettings::default()));
@@ -281,7 +282,13 @@ async fn settings_of_the_cloud_hold_for_running_tasks() {
     harness.hear().await;
     let windows = vec![Window::never()];
     let max_download_rate = NonZeroU64::new(4096);
-    let settings = NodeSettings { max_download_rate, windows: windows.clone(), ..NodeSettings::default() };
+    let keep_unfinished = Some(Duration::from_secs(60));
+    let settings = NodeSettings {
+        max_download_rate,
+        windows: windows.clone(),
+        keep_unfinished,
+        ..NodeSettings::default()
+    };
     // A full disk: it isn't confirmed before it's written.
     let (dir, aside) = (harness.settings.path().to_owned(), harness.settings.path().with_extension("aside"));
     std::fs::rename(&dir, &aside).unwrap();
@@ -296,6 +303,8 @@ async fn settings_of_the_cloud_hold_for_running_tasks() {
     assert!(waits.contains("window"), "{waits}");
     tokio::time::sleep(Duration::from_secs(90)).await;
     assert!(harness.said.try_recv().is_err(), "it isn't written");
+    let kept = fake.state.lock().unwrap().released.last().map(|(_, least_age)| *least_age);
+    assert_eq!(kept, keep_unfinished, "what an unfinished pull has left");
     std::fs::rename(&aside, &dir).unwrap();
     let answer = harness.hear().await;
     assert_eq!(answer, EdgeMessage::Configured { settings: settings.clone(), windows: windows.clone() });
