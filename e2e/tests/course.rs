@@ -1,5 +1,5 @@
-//! The course of a job over many nodes: reports, waves, suspension, deadlines, further rounds, nodes that join or are
-//! shared. The edges are simulated, everything else is real.
+//! The course of a job over many nodes: reports, waves, suspension, its removal, nodes that join. The edges are
+//! simulated, everything else is real.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -204,29 +204,6 @@ async fn a_suspended_job_waits_for_its_resumption() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_retry_completes_a_job_past_its_deadline() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(2)).await?;
-    let builder = cluster.job("late").images([IMAGE]).on(fleet.names()).concurrency(2);
-    let job = builder.spec(|spec| spec.active_deadline_seconds = Some(3)).apply().await?;
-    let failed = job.fails().await?;
-    ensure!(failed.reason.starts_with("activeDeadlineSeconds (3) is over"), "{}", failed.reason);
-    assert_eq!((failed.summary.successful, failed.summary.unknown, failed.summary.pending), (2, 2, 2));
-    let condition = failed.conditions.iter().find(|c| c.type_ == "Failed").context("no condition")?;
-    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "DeadlineExceeded"));
-
-    job.patch_spec(json!({"activeDeadlineSeconds": 600, "retry": 1})).await?;
-    let status = job.until("it is Completed", |status| status.phase == JobPhase::Completed).await?;
-    assert_eq!((status.summary.successful, status.retry), (6, 1));
-    let attempts: Vec<_> = status.node_status.iter().map(|node| node.attempt).collect();
-    assert_eq!(attempts.iter().filter(|attempt| **attempt == 2).count(), 2, "{attempts:?}");
-    let (_, note) = job.event("Retrying").await?;
-    ensure!(note.contains("another try for 4 nodes"), "{note}");
-    fleet.all_acknowledged().await
-}
-
-#[tokio::test]
 async fn a_finished_job_goes_after_its_ttl() -> Result<()> {
     let cluster = Cluster::start().await?;
     let cloud = Cloud::start(&cluster).await?;
@@ -257,68 +234,5 @@ async fn newly_eligible_nodes_join_the_job() -> Result<()> {
     let nodes: Vec<_> = status.node_status.iter().map(|node| node.node_name.as_str()).collect();
     assert_eq!((nodes, status.summary.skipped), (vec!["sim-0", "sim-1", "sim-2"], 0));
     assert_eq!(fleet.pulls(), 3);
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_node_works_on_one_job() -> Result<()> {
-    const EDGES: usize = 10;
-    let cluster = Cluster::start().await?;
-    let cloud = Cloud::start(&cluster).await?;
-    let fleet = Fleet::start(&cluster, &cloud, EDGES).pulls_take(Duration::from_millis(500)).await?;
-    let mut jobs = Vec::new();
-    for name in ["one", "two", "three"] {
-        let image = format!("harbor.example/{name}:v1");
-        let job = cluster.job(name).images([image]).on(fleet.names()).concurrency(100);
-        jobs.push(job.apply().await?);
-    }
-    for job in &jobs {
-        assert_eq!(job.completes().await?.summary.successful, 10);
-    }
-    // There are thirty tasks, and never two on one node at the same time.
-    assert_eq!((fleet.pulls(), fleet.most_at_once()), (30, EDGES));
-    let ended = |status: &prepull_api::crd::status::ImagePrePullJobStatus| status.completion_time.clone();
-    let times: Vec<_> = futures::future::try_join_all(jobs.iter().map(Job::status)).await?;
-    assert!(times.windows(2).all(|pair| ended(&pair[0]).map(|t| t.0) <= ended(&pair[1]).map(|t| t.0)));
-    Ok(())
-}
-
-#[tokio::test]
-async fn only_mutable_fields_change_a_job() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let mut cloud = Cloud::start(&cluster).await?;
-    let fleet = Fleet::start(&cluster, &cloud, 6).pulls_take(Duration::from_secs(1)).await?;
-    let job = cluster.job("edited").images([IMAGE]).on(fleet.names()).concurrency(1).apply().await?;
-    job.until("it runs", |status| status.summary.in_progress == 1).await?;
-    let valid = |status: &prepull_api::crd::status::ImagePrePullJobStatus| {
-        status.conditions.iter().find(|c| c.type_ == "Valid").map(|c| (c.status.clone(), c.message.clone()))
-    };
-    for change in [json!({"images": ["harbor.example/other:v1"]}), json!({"imagePullPolicy": "Always"})] {
-        job.patch_spec(json!({"imagePrePullTemplate": change})).await?;
-        let status = job
-            .until("it is refused", |status| valid(status).is_some_and(|(status, _)| status == "False"))
-            .await?;
-        ensure!(
-            valid(&status).is_some_and(|(_, message)| message.contains("create a new job")),
-            "{status:?}"
-        );
-        // When the change is undone, the job is valid again.
-        let undo = json!({"images": [IMAGE], "imagePullPolicy": null});
-        job.patch_spec(json!({"imagePrePullTemplate": undo})).await?;
-        job.until("it is valid again", |status| valid(status).is_some_and(|(status, _)| status == "True"))
-            .await?;
-    }
-    // A change while no cloudcore runs is refused as well, and the job continues with its initial fields.
-    cloud.kill9()?;
-    job.patch_spec(
-        json!({"imagePrePullTemplate": {"images": ["harbor.example/other:v1"], "concurrency": 6}}),
-    )
-    .await?;
-    cloud.restart().await?;
-    job.until("it is refused", |status| valid(status).is_some_and(|(status, _)| status == "False")).await?;
-    let status = job.completes().await?;
-    ensure!(valid(&status).is_some_and(|(_, message)| message.contains("create a new job")), "{status:?}");
-    ensure!(status.node_status.iter().all(|node| node.image_status[0].image == IMAGE), "{status:?}");
-    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (6, 0));
     Ok(())
 }

@@ -73,6 +73,7 @@ fn a_leftover_retry_starts_nothing() {
     world.give(with_spec(one_by_one, spec(2, 800_000), 5, None));
     world.pass(1_000);
     assert_eq!((world.taken(), world.status().retry), (vec!["n0".to_owned()], 1));
+    assert_eq!(world.notes["Retrying"].1, "round 1 of 2: another try for 2 nodes");
 }
 
 #[test]
