@@ -15,50 +15,6 @@ fn only(user: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn a_group_pulls_from_its_own_registry() -> Result<()> {
-    let central = Registry::start().user("central-user", &password("central")).await?;
-    let hangzhou =
-        Registry::start().with_host("hangzhou.registry.io").user("hz-user", &password("hangzhou")).await?;
-    let stage = Stage::with_edges(&["edge-1", "edge-2"]).await?;
-    stage.cluster.label_node("edge-2", "region", Some("hangzhou")).await?;
-    stage.cluster.registry_secret("default", "secret", &[central.login("central-user")?]).await?;
-    stage.cluster.registry_secret("default", "hangzhou-secret", &[hangzhou.login("hz-user")?]).await?;
-    let image = Image::small("shop")?;
-    let here = central.seed(&image, "shop/web:2.4")?;
-    let there = hangzhou.seed(&image, "shop/web:2.4")?;
-
-    let status = stage
-        .cluster
-        .job("by-region")
-        .images([&here])
-        .secret("default/secret")
-        .on(["edge-1", "edge-2"])
-        .overrider(
-            "region=hangzhou",
-            &[("Registry", "replace", "hangzhou.registry.io"), ("SecretName", "replace", "hangzhou-secret")],
-        )
-        .completes()
-        .await?;
-
-    for (node, pulled) in [("edge-1", &here), ("edge-2", &there)] {
-        let of_image = status.image(node, &here).context("the status has the job's own name")?;
-        assert_eq!((&of_image.pulled_image, of_image.status), (pulled, Tristate::True), "{of_image:?}");
-        let there: Vec<_> = stage.edge(node)?.images().await?.into_iter().collect();
-        assert_eq!(there, [(pulled.clone(), image.digest().to_owned())], "on {node}");
-    }
-    // Each registry served only the nodes of its group.
-    for (registry, user) in [(&central, "central-user"), (&hangzhou, "hz-user")] {
-        assert_eq!(users(registry, "shop/web"), only(user));
-        assert_eq!(
-            registry.requests().for_repository("shop/web").blob_fetches().len(),
-            image.blobs().len(),
-            "{user}"
-        );
-    }
-    Ok(())
-}
-
-#[tokio::test]
 async fn kubeedges_sample_works() -> Result<()> {
     let harbor = Registry::start().with_host("harbor.docker.hub").user("jili", &password("jili")).await?;
     let hangzhou = Registry::start().with_host("hangzhou.registry.io").user("hz", &password("hz")).await?;

@@ -60,37 +60,3 @@ async fn never_uses_only_present_images() -> Result<()> {
     assert_eq!(registry.requests().len(), asked, "no request is allowed");
     Ok(())
 }
-
-#[tokio::test]
-async fn latest_is_always_pulled_by_default() -> Result<()> {
-    let registry = Registry::start().await?;
-    let stage = Stage::with_edges(&["edge-1"]).await?;
-    let (before, after) = (Image::small("before")?, Image::small("after")?);
-    let seed = |image: &Image| -> Result<()> {
-        for path in ["named:latest", "untagged:latest", "fixed:v1", "calm:latest"] {
-            registry.seed(image, path)?;
-        }
-        Ok(())
-    };
-    let [named, untagged, fixed, calm] =
-        ["named:latest", "untagged", "fixed:v1", "calm:latest"].map(|path| registry.image(path));
-    let job = |name: &str| stage.cluster.job(name).on(["edge-1"]).images([&named, &untagged, &fixed]);
-    let calm_job = |name: &str| stage.cluster.job(name).on(["edge-1"]).images([&calm]).policy("IfNotPresent");
-    seed(&before)?;
-    job("first").completes().await?;
-    calm_job("first-calm").completes().await?;
-    seed(&after)?;
-    let status = job("second").completes().await?;
-    let calm_status = calm_job("second-calm").completes().await?;
-
-    for (status, reference, expected) in [
-        (&status, &named, &after),
-        (&status, &untagged, &after),
-        (&status, &fixed, &before),
-        (&calm_status, &calm, &before),
-    ] {
-        let (digest, ..) = pulled(status, reference)?;
-        assert_eq!(digest.as_deref(), Some(expected.digest()), "{reference}");
-    }
-    Ok(())
-}
