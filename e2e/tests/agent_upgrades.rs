@@ -174,10 +174,8 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     let node = EdgeBox::install(&cloud, None).await?;
     let runs = "exec /usr/local/bin/edgecore-prepull \"$@\"";
 
-    // Nothing runs that isn't signed, or doesn't run here.
     let (unsigned, _) = node.version("9.0.0", runs)?;
     refusal(node.upgrade(&[&unsigned]).await, "the image is not signed")?;
-    let garbage = node.signed("9.1.0", "exit 0\n").await?;
     node.shell(&format!("test ! -e {RECORD}")).await?;
 
     let second = node.signed("2.0.0", runs).await?;
@@ -193,34 +191,17 @@ async fn a_signed_version_proves_itself_or_goes_back() -> Result<()> {
     })
     .await?;
 
-    // Versions that end, hang, and don't connect: the second one runs again, and the error has the reason.
-    let ends = node.signed("3.0.0", "exit 7").await?;
-    refusal(node.upgrade(&[&ends]).await, "2.0.0 runs again: it ended after")?;
-    refusal(node.upgrade(&[&garbage]).await, "2.0.0 runs again: it ended after")?;
+    // A version that hangs: the second one runs again, and the error has the reason.
     let hangs = node.signed("4.0.0", "exec sleep 1000").await?;
-    refusal(node.upgrade(&["--within", "10s", &hangs]).await, "it did not answer at 127.0.0.1")?;
-    let alone = "exec /usr/local/bin/edgecore-prepull \"$@\" --tunnel-url wss://127.0.0.1:1/v1/edge";
-    let alone = node.signed("5.0.0", alone).await?;
-    refusal(node.upgrade(&["--within", "10s", &alone]).await, "it did not connect to cloudcore within 10 s")?;
+    refusal(
+        node.upgrade(&["--within", "10s", &hangs]).await,
+        "2.0.0 runs again: it did not answer at 127.0.0.1",
+    )?;
     cluster.job("again-under-2").on(["edge-1"]).images([&image]).completes().await?;
     let programs = node.shell("ls /var/lib/edgecore-prepull/upgrade/programs | wc -l").await?;
     assert_eq!(programs.trim(), "1", "only the second version is kept");
     let status = node.machine.run(&["edgecore-prepull", "status"]).await?;
-    ensure!(status.contains(&format!("5.0.0 of {alone} was given up")), "{status}");
-
-    // The machine is killed in the middle of a trial: it goes on at the next start.
-    let slow = node.signed("6.0.0", &format!("sleep 3\n{runs}")).await?;
-    let arguments = [slow.as_str()];
-    let trying = node.upgrade(&arguments);
-    let killing = async {
-        node.tries().await?;
-        node.shell("systemctl kill --signal=KILL edgecore-prepull").await
-    };
-    let (said, killed) = tokio::join!(trying, killing);
-    killed?;
-    let said = said?;
-    ensure!(said.contains("6.0.0 runs and is connected"), "{said}");
-    node.shell(&format!("grep -q 6.0.0 {RECORD}")).await?;
+    ensure!(status.contains(&format!("4.0.0 of {hangs} was given up")), "{status}");
 
     // A damaged program: the installed one runs.
     node.shell("for f in /var/lib/edgecore-prepull/upgrade/programs/*; do echo exit 1 >$f; done").await?;
@@ -320,6 +301,19 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
     node.proves("7.0.0").await?;
     let image = node.registry.seed(&Image::of_layers("afterwards", &[MIB])?, "team/afterwards:v1")?;
     cluster.job("afterwards").on(["edge-1"]).images([&image]).completes().await?;
+    a_delta_is_applied(&cluster, &node).await
+}
+
+/// The unit lets the agent do what a delta needs.
+async fn a_delta_is_applied(cluster: &Cluster, node: &EdgeBox) -> Result<()> {
+    let versions = [Image::version("unit", 1, 1)?, Image::version("unit", 2, 1)?];
+    let before = node.registry.seed(&versions[0], "team/app:v1")?;
+    let after = node.registry.seed(&versions[1], "team/app:v2")?;
+    node.registry.seed_delta("team/app", &Delta::between(&versions[0], &versions[1])?)?;
+    cluster.job("before").on(["edge-1"]).images([&before]).completes().await?;
+    let status = cluster.job("after").on(["edge-1"]).images([&after]).completes().await?;
+    let image = status.image("edge-1", &after).context("no image")?;
+    ensure!(image.facts.delta_saved_bytes.is_some_and(|saved| saved > 11 * MIB), "{image:?}");
     Ok(())
 }
 
@@ -413,20 +407,5 @@ async fn an_upgrade_survives_a_cut_at_any_write() -> Result<()> {
         node.proves("2.0.0").await.with_context(at)?;
         node.machine.end_processes();
     }
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_agent_in_its_unit_applies_a_delta() -> Result<()> {
-    let (cluster, cloud) = cloud().await?;
-    let node = EdgeBox::install(&cloud, None).await?;
-    let versions = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
-    let before = node.registry.seed(&versions[0], "team/app:v1")?;
-    let after = node.registry.seed(&versions[1], "team/app:v2")?;
-    node.registry.seed_delta("team/app", &Delta::between(&versions[0], &versions[1])?)?;
-    cluster.job("before").on(["edge-1"]).images([&before]).completes().await?;
-    let status = cluster.job("after").on(["edge-1"]).images([&after]).completes().await?;
-    let image = status.image("edge-1", &after).context("no image")?;
-    ensure!(image.facts.delta_saved_bytes.is_some_and(|saved| saved > 11 * MIB), "{image:?}");
     Ok(())
 }
