@@ -74,7 +74,6 @@ mod signatures;
 mod site_faults;
 mod site_liars;
 mod site_streams;
-mod sites;
 mod stalls;
 mod tasks;
 mod traces;

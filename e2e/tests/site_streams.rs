@@ -32,6 +32,9 @@ async fn site(boxes: u8) -> Result<Boxes> {
 async fn alone(boxes: &Boxes) -> Result<Row> {
     let run = Run::begin(boxes, "alone", &boxes.names(1), LIMIT).await?;
     let (row, _) = run.finish(boxes, "alone", None).await?;
+    // No machine is so fast that the uplink would be faster than it was ordered.
+    let bits = Duration::from_millis(row.down * 8 * 1000 / RATE).as_secs_f64();
+    ensure!(row.seconds > bits * 0.9, "{} bytes in {} s, at {RATE} bits a second", row.down, row.seconds);
     boxes.forget_image().await?;
     Ok(row)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use prepull_api::crd::status::ImagePrePullJobStatus;
 use serde::Serialize;
@@ -84,8 +84,6 @@ pub struct Struck {
     pub status: ImagePrePullJobStatus,
     /// Name of the box that differs from the others, if there was one.
     pub odd: String,
-    /// Requests that were answered with garbage.
-    pub lies: u64,
 }
 
 /// Runs a job with a fault, and returns its cost. Afterwards the site is as before, with the image on its boxes.
@@ -95,7 +93,7 @@ pub async fn strike(boxes: &mut Boxes, strike: Strike, teller: Option<&Teller>) 
     // The box that differs from the others, if the fault is one of a single box.
     let odd = name.replace("fault", "odd");
     let mut on = boxes.names(count);
-    let liar = add_odd(boxes, fault, &odd).await?;
+    let _liar = add_odd(boxes, fault, &odd).await?;
     let is_odd = boxes.get(&odd).is_ok();
     if is_odd {
         on.push(odd.clone());
@@ -124,11 +122,10 @@ pub async fn strike(boxes: &mut Boxes, strike: Strike, teller: Option<&Teller>) 
     if fault == Fault::Isolated {
         isolate(boxes, false).await?;
     }
-    let lies = liar.map_or(0, |liar| liar.lies());
     if is_odd {
         boxes.remove().await?;
     }
-    Ok(Struck { row, status, odd, lies })
+    Ok(Struck { row, status, odd })
 }
 
 /// Adds the box that differs from the others, if the fault is one of a single box.
@@ -191,6 +188,9 @@ async fn happen(boxes: &mut Boxes, strike: Strike, odd: &str, run: &Run) -> Resu
             for found in half() {
                 found.outlet.unplug().await?;
             }
+            let reaches =
+                half().next().is_none_or(|found| found.outlet.try_connect(boxes.upstream()).is_ok());
+            ensure!(!reaches, "a box without its plug reaches the registry");
             tokio::time::sleep(broken).await;
             for found in half() {
                 found.outlet.plug().await?;
