@@ -19,8 +19,7 @@ topics=(
   links:: stalls:: restarts:: deletion:: pins:: removal:: sharing::a_delta
   site_streams::readers_go_on
   edge_faults::a_full_disk edge_faults::leftovers edge_faults::a_late_containerd
-  rollout::the_next_job
-  harness_edge:: harness::a_proxy harness::a_registry harness::restarted
+  rollout::the_next_job harness::a_proxy
 )
 if (($#)); then topics=("$@"); fi
 read -ra releases <<<"${RUNTIMES:-system 1.7 2.1 2.2}"

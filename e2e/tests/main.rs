@@ -22,7 +22,6 @@ mod full_disks;
 mod gitops;
 mod ha;
 mod harness;
-mod harness_edge;
 mod hostile;
 mod identity;
 mod install;
