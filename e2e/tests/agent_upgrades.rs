@@ -306,7 +306,7 @@ async fn a_job_upgrades_an_agent_or_it_goes_back() -> Result<()> {
 
 /// The unit lets the agent do what a delta needs.
 async fn a_delta_is_applied(cluster: &Cluster, node: &EdgeBox) -> Result<()> {
-    let versions = [Image::version("unit", 1, 1)?, Image::version("unit", 2, 1)?];
+    let versions = [Image::version("app", 1, 1)?, Image::version("app", 2, 1)?];
     let before = node.registry.seed(&versions[0], "team/app:v1")?;
     let after = node.registry.seed(&versions[1], "team/app:v2")?;
     node.registry.seed_delta("team/app", &Delta::between(&versions[0], &versions[1])?)?;

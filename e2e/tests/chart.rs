@@ -119,6 +119,7 @@ async fn chart_and_kustomize_agree() -> Result<()> {
 
     // What one choice changes, another may change again: in these eight rows, the orthogonal array L8, each two of the
     // seven meet in all four combinations.
+    assert_eq!(CLOUD.len(), 7, "the rows are those of seven parts");
     for row in 0..=CLOUD.len() {
         let mut values = nothing.clone();
         let mut components = Vec::new();

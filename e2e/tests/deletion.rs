@@ -8,13 +8,13 @@ use crate::mid_pull::LARGE;
 
 type MidPull = crate::mid_pull::MidPull<Job>;
 
-/// The rest of its large layer takes a quarter of a minute.
+/// The rest of its large layer takes half a minute.
 async fn mid_pull() -> Result<MidPull> {
     let mid = MidPull::start(Site::start().await?, "deleted", async |site, reference| {
         site.job("deleted").images([reference]).on(["edge-1"]).apply().await
     })
     .await?;
-    mid.site.link.throttle(Some(MIB / 2));
+    mid.site.link.throttle(Some(MIB / 4));
     Ok(mid)
 }
 
@@ -67,6 +67,17 @@ async fn a_job_deleted_without_the_agent_stops() -> Result<()> {
     mid.node.kill9_agent()?;
     mid.delete().await?;
     mid.node.restart_agent()?;
+    mid.pull_has_stopped().await?;
+    mid.node_takes_another_job().await
+}
+
+#[tokio::test]
+async fn a_job_deleted_during_an_outage_stops() -> Result<()> {
+    let mut mid = mid_pull().await?;
+    mid.site.cloud.kill9()?;
+    mid.delete().await?;
+    mid.site.link_carries(MIB).await?;
+    mid.site.cloud.restart().await?;
     mid.pull_has_stopped().await?;
     mid.node_takes_another_job().await
 }

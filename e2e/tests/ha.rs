@@ -92,14 +92,14 @@ async fn second(cluster: &Cluster) -> Result<Cloud> {
 }
 
 /// Waits until the job completes, and checks that all nodes succeeded at the first attempt, that each image was pulled
-/// once, and that all results are acknowledged.
-async fn ends_right(job: &Job, fleet: &Fleet) -> Result<()> {
+/// once over the `nth` jobs of the fleet, and that all results are acknowledged.
+async fn ends_right(job: &Job, fleet: &Fleet, nth: usize) -> Result<()> {
     let nodes = fleet.names().len();
     let status = job.completes().await?;
     assert_eq!(usize::try_from(status.summary.successful)?, nodes, "{:?}", status.summary);
     let again: Vec<_> = status.node_status.iter().filter(|node| node.attempt != 1).collect();
     ensure!(again.is_empty(), "{again:?}");
-    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (u64::try_from(nodes * 2)?, 0));
+    assert_eq!((fleet.pulls(), fleet.pulled_twice()), (u64::try_from(nodes * 2 * nth)?, 0));
     fleet.all_acknowledged().await
 }
 
@@ -147,7 +147,7 @@ async fn a_leader_that_is_terminated_hands_over() -> Result<()> {
     assert_eq!(lease.lease_transitions, Some(1));
     assert_eq!(gauges(&pair.second).await?, ["1", "1"].map(String::from));
     // The edges reconnect by themselves.
-    ends_right(&job, &fleet).await?;
+    ends_right(&job, &fleet, 1).await?;
 
     // The first one becomes the standby, which has nothing to finish and no Lease to release when it ends.
     pair.first.restart().await?;
@@ -173,7 +173,7 @@ async fn a_killed_leader_is_followed() -> Result<()> {
     eprintln!("the successor was ready {took:?} after SIGKILL");
     // The last renewal was at most one period ago; until its lease expires no replica can know that the leader is gone.
     ensure!(took + 2 * PERIOD > LEASE, "{took:?}: the Lease was not respected");
-    ends_right(&job, &fleet).await
+    ends_right(&job, &fleet, 1).await
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn a_frozen_leader_writes_nothing() -> Result<()> {
 
     pair.first.pause()?;
     pair.second.leads(FAILOVER).await?;
-    ends_right(&job, &fleet).await?;
+    ends_right(&job, &fleet, 1).await?;
     let (version, events) = (job.get().await?.metadata.resource_version, job.events().await?);
     // The first one continues in the middle of the job, with results and writes at hand.
     pair.first.resume()?;
@@ -195,6 +195,18 @@ async fn a_frozen_leader_writes_nothing() -> Result<()> {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(job.get().await?.metadata.resource_version, version, "it has written to the job");
     assert_eq!(job.events().await?, events);
+
+    // The other way round; this time the frozen one continues while the next leader is in the middle of the job.
+    pair.first.restart().await?;
+    pair.knows_the_leader(&pair.first).await?;
+    let job = pair.under_way(&fleet, "frozen-again").await?;
+    pair.second.pause()?;
+    pair.first.leads(FAILOVER).await?;
+    pair.second.resume()?;
+    let status = pair.second.ends(AT_ONCE).await?;
+    assert_eq!(status.code(), Some(1), "{status}");
+    ends_right(&job, &fleet, 2).await?;
+    ensure!(pair.first.is_ready().await?);
     Ok(())
 }
 
@@ -223,7 +235,7 @@ async fn a_cut_off_leader_ends_first() -> Result<()> {
     pair.second.leads(FAILOVER).await?;
     let (ended, acquired) = (lost_at(&pair.first)?, pair.lease().await?.acquire_time.context("no time")?.0);
     ensure!(ended < acquired, "one led until {ended}, the other from {acquired}");
-    ends_right(&job, &fleet).await
+    ends_right(&job, &fleet, 1).await
 }
 
 #[tokio::test]

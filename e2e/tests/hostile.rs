@@ -41,6 +41,8 @@ struct Scene {
     cloud: Cloud,
     cluster: Cluster,
     intruder: Intruder,
+    /// What the cloud takes before the first attack.
+    memory: u64,
 }
 
 impl Scene {
@@ -53,7 +55,8 @@ impl Scene {
         // A first job warms up the allocator, so that its growth is not counted.
         let warm = cluster.job("warm").images(["harbor.example/warm:v1"]).on(fleet.names());
         warm.concurrency(25).completes().await?;
-        Ok(Self { fleet, cloud, cluster, intruder })
+        let memory = cloud.process()?.memory()?;
+        Ok(Self { fleet, cloud, cluster, intruder, memory })
     }
 
     /// Checks that a session of another node can begin during the attack.
@@ -74,7 +77,7 @@ impl Scene {
     /// Repeats an attack, at least once, as long as the honest edges work. The attack gets the UID of their job, which has
     /// its name.
     async fn under(&self, name: &str, attack: impl AsyncFn(JobUid) -> Result<()>) -> Result<()> {
-        let memory = self.cloud.process()?.memory()?;
+        let memory = self.memory;
         let job = self.cluster.job(name).images([format!("harbor.example/{name}:v1")]).on(self.fleet.names());
         let job = job.concurrency(AT_A_TIME).apply().await?.within(IN_TIME);
         job.until("it has begun", |status| status.summary.in_progress > 0).await?;

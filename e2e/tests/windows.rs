@@ -1,4 +1,4 @@
-//! Windows: a pull waits for one, and stops with it; and the terms of a running job change.
+//! Windows: a pull waits for one, stops with it, and continues with the next; and the terms of a running job change.
 
 use std::time::Duration;
 
@@ -13,13 +13,61 @@ use tokio::time::timeout;
 use crate::unpacking::half_unpacked;
 
 const SIZE: u64 = 24 * MIB;
-/// At this rate the pull takes twelve seconds.
+/// At this rate the pull takes longer than one window.
 const RATE: u64 = 2 * MIB;
+/// Seconds.
+const OPEN: u64 = 8;
 
 /// A window that opens in the minute of this time, by UTC.
 fn window(opens: Timestamp, duration: String) -> WindowSpec {
     let (start, time_zone) = (opens.strftime("%H:%M").to_string(), "UTC".to_owned());
     WindowSpec { days: Vec::new(), start, duration, time_zone }
+}
+
+#[tokio::test]
+async fn a_pull_waits_for_its_window() -> Result<()> {
+    let site = Site::start().await?;
+    let node = site.add_node("edge-1").await?.await?;
+    let (image, reference) = site.seed_image("windowed", &[SIZE])?;
+    let layer = image.blobs().last().context("no layer")?;
+    site.link.throttle(Some(RATE));
+    let far = window(Timestamp::now().checked_add(12.hours())?, "1h".to_owned());
+    let waits = format!("waits for its window, opens at {} UTC", far.start);
+    // Less than a window: with the time in between it would be over long before the pull is.
+    let job = site.job("windowed").images([&reference]).on(["edge-1"]).timeout_seconds(40);
+    let job = job.spec(|spec| spec.windows = vec![far]).apply().await?;
+    job.until("the node waits and says until when", |status| {
+        status
+            .node("edge-1")
+            .is_some_and(|node| node.phase == NodePhase::Pending && node.reason.starts_with(&waits))
+    })
+    .await?;
+    assert_eq!((site.link.bytes_of(layer), node.open_tasks()), (0, 0), "nothing begins before");
+
+    // One is open now, and then one at each whole minute that leaves time to see it closed.
+    let next = Timestamp::now().checked_add((i64::try_from(OPEN)? + 65).seconds())?;
+    let later = (0..7).map(|later| Ok(window(next.checked_add(later.minutes())?, format!("{OPEN}s"))));
+    let now = closing_after(Duration::from_secs(OPEN));
+    let windows: Vec<_> = std::iter::once(now).chain(later).collect::<Result<_>>()?;
+    job.patch_spec(json!({"windows": windows})).await?;
+    let during = |status: &ImagePrePullJobStatus| {
+        let node = status.node("edge-1")?;
+        Some(node.phase == NodePhase::InProgress && node.reason.starts_with("waits for its window"))
+    };
+    job.until("the window has closed in the middle of the pull", |status| during(status) == Some(true))
+        .await?;
+    let fetched = site.link.bytes_of(layer);
+    ensure!(fetched > 0 && fetched < SIZE, "{fetched} bytes when the window had closed");
+
+    let status = job.completes().await?;
+    let of_image = status.image("edge-1", &reference).context("no image")?;
+    assert_eq!((of_image.status, of_image.attempts), (Tristate::True, 1), "{of_image:?}");
+    let of_node = status.node("edge-1").context("no node")?;
+    assert_eq!((of_node.reason.as_str(), &of_node.clock), ("", &None));
+    let fetched = site.link.bytes_of(layer);
+    ensure!(fetched <= SIZE + SIZE / 4, "{fetched} bytes of {SIZE}: it restarted");
+    ensure!(node.has_image(&reference).await?);
+    Ok(())
 }
 
 /// A window that is open now, and closes after this time.

@@ -84,6 +84,8 @@ pub struct Struck {
     pub status: ImagePrePullJobStatus,
     /// Name of the box that differs from the others, if there was one.
     pub odd: String,
+    /// Requests that were answered with garbage.
+    pub lies: u64,
 }
 
 /// Runs a job with a fault, and returns its cost. Afterwards the site is as before, with the image on its boxes.
@@ -93,7 +95,7 @@ pub async fn strike(boxes: &mut Boxes, strike: Strike, teller: Option<&Teller>) 
     // The box that differs from the others, if the fault is one of a single box.
     let odd = name.replace("fault", "odd");
     let mut on = boxes.names(count);
-    let _liar = add_odd(boxes, fault, &odd).await?;
+    let liar = add_odd(boxes, fault, &odd).await?;
     let is_odd = boxes.get(&odd).is_ok();
     if is_odd {
         on.push(odd.clone());
@@ -122,10 +124,11 @@ pub async fn strike(boxes: &mut Boxes, strike: Strike, teller: Option<&Teller>) 
     if fault == Fault::Isolated {
         isolate(boxes, false).await?;
     }
+    let lies = liar.map_or(0, |liar| liar.lies());
     if is_odd {
         boxes.remove().await?;
     }
-    Ok(Struck { row, status, odd })
+    Ok(Struck { row, status, odd, lies })
 }
 
 /// Adds the box that differs from the others, if the fault is one of a single box.

@@ -76,20 +76,6 @@ fn same_bytes(expected: &mut impl Read, file: &Path) -> Result<bool> {
 }
 
 impl Containerd {
-    /// Snapshots of unpacked layers, by name, the lowest first. The containerd must have one image.
-    pub async fn unpacked_layers(&self) -> Result<Vec<String>> {
-        let snapshots = self.snapshots().await?;
-        let mut chain: Vec<String> = Vec::new();
-        let above = |below: &str| {
-            let mut done = snapshots.iter().filter(|(name, _)| name.starts_with("sha256:"));
-            done.find(|(_, (parent, _))| parent == below).map(|(name, _)| name.clone())
-        };
-        while let Some(next) = above(chain.last().map_or("", String::as_str)) {
-            chain.push(next);
-        }
-        Ok(chain)
-    }
-
     /// Compares each unpacked layer of the image with the layer, file by file, and returns their number.
     pub async fn check_unpacked(&self, image: &Image) -> Result<usize> {
         let manifest: Value = serde_json::from_slice(&std::fs::read(image.blob_file(image.digest()))?)?;
