@@ -39,7 +39,7 @@ pub(crate) fn explain_error<K: Resource<DynamicType = ()>>(error: &Error) -> Opt
     }
     if is_too_large(error) {
         return Some(
-            "the object is too large for the API server or for etcd: fewer images in a job, or shorter names, make it smaller"
+            "the object is too large for the API server or for etcd: a new job with fewer images, or with shorter names, is smaller"
                 .to_owned(),
         );
     }

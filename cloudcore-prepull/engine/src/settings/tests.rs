@@ -206,6 +206,9 @@ fn an_invalid_object_leaves_its_nodes_as_they_are() {
     }
     fleet.apply("cap", json!({ "nodeNames": ["a"], "maxDownloadRate": "32Ki" }));
     assert_eq!(fleet.take_sent(), [to("a", rate(32))]);
+    fleet.apply("cap", json!({ "nodeNames": ["a"], "maxDownloadRate": "32Ki", "keepUnfinished": "36h" }));
+    let kept = NodeSettings { keep_unfinished: Some(Duration::from_secs(36 * 3600)), ..rate(32) };
+    assert_eq!(fleet.take_sent(), [to("a", kept)]);
 }
 
 #[test]

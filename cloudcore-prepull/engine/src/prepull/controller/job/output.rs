@@ -184,13 +184,21 @@ impl JobOutput {
     }
 }
 
-/// The bytes of JSON that the names of each image take in the record of a node, at most: the job's reference, what the
-/// overriders of a node make of it, and the name for people.
+/// Longest reference that the runtime is asked for: a name has at most 255 bytes, a tag 128, and a digest 71.
+const LONGEST_REFERENCE: usize = 456;
+
+/// The bytes of JSON that the names of each image take in the record of a node, at most: the job's reference, what all
+/// overriders together may make of it, and the name for people.
 fn bytes_of_names(job: &ValidatedJob) -> impl Iterator<Item = usize> {
-    let added = |group: &OverriderGroup| group.image_rules.iter().map(ImageRule::added_bytes).sum::<usize>();
-    let added = job.overriders.iter().map(added).max().unwrap_or(0);
+    let added = |group: &OverriderGroup| {
+        group.image_rules.iter().map(ImageRule::added_bytes).fold(0, usize::saturating_add)
+    };
+    let added = job.overriders.iter().map(added).fold(0, usize::saturating_add);
     let name = |name: &String| serde_json::to_string(name).map_or(0, |json| json.len());
-    job.images.iter().map(move |image| 2 * image.image.len() + added + image.name.as_ref().map_or(0, name))
+    job.images.iter().map(move |image| {
+        let written = image.image.len();
+        written + written.saturating_add(added).min(LONGEST_REFERENCE) + image.name.as_ref().map_or(0, name)
+    })
 }
 
 #[cfg(test)]
@@ -238,7 +246,16 @@ mod tests {
             },
         }))
         .unwrap();
-        let report = full_report(&validate(&job).unwrap(), &format!("{host}/a1:latest"));
+        let mut job = validate(&job).unwrap();
+        let report = full_report(&job, &format!("{host}/a1:latest"));
         assert!(report.len() <= REPORT_BUDGET, "{}", report.len());
+        // What no reference can be as long as means no smaller ones.
+        let nodes = |job: &ValidatedJob| JobOutput::new(usize::MAX).nodes_per_report(Some(job));
+        let longest = {
+            job.overriders = vec![job.overriders[0].clone(); 9];
+            nodes(&job)
+        };
+        job.overriders = vec![job.overriders[0].clone(); 900];
+        assert_eq!(nodes(&job), longest);
     }
 }
