@@ -262,7 +262,10 @@ impl<P: Puller> Fetching<P> {
             lease: &lease,
             is_shared: shared.is_some(),
         };
-        let Admitted { layers, watched, mut deltas, no_delta } = fetcher.admit(&request, &goal).await?;
+        // The runtime has given a lease, so it was there.
+        let admitted = fetcher.admit(&request, &goal).await;
+        let Admitted { layers, watched, mut deltas, no_delta } =
+            admitted.map_err(|error| FetchStop::from(error).after_answer(request.reference, None))?;
         let old_files = deltas.as_mut().and_then(|deltas| deltas.old.view.take());
         let download = Download {
             fetcher,
@@ -297,7 +300,6 @@ impl<P: Puller> Fetching<P> {
         if download.is_refused.load(Ordering::Relaxed) {
             fetcher.leases.give_up(request.reference).await;
         }
-        // The runtime has given a lease, so it was there.
         let pulled = brought
             .map_err(|stop| stop.after_answer(request.reference, download.unpacking.layer().as_deref()))?;
         download.keep_deltas().await;

@@ -33,6 +33,8 @@ const MAX_MANIFEST: usize = 4 * 1024 * 1024;
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for the description of an image that's already there.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for a list: a slow disk takes its time over hundreds of records.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A blob that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,7 +219,7 @@ impl ContentStore {
     pub(crate) async fn image_names(&self) -> Result<Vec<String>, Status> {
         let mut images = self.images.clone().max_decoding_message_size(MAX_MESSAGE);
         let list = images.list(namespaced(ListImagesRequest { filters: Vec::new() }));
-        let images = answer_within(DESCRIBE_TIMEOUT, list).await?.images;
+        let images = answer_within(LIST_TIMEOUT, list).await?.images;
         Ok(images.into_iter().map(|image| image.name).collect())
     }
 

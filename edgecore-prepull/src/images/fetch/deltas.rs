@@ -48,7 +48,7 @@ impl DeltaSearch {
     /// The deltas to use under this rule, and the reason for using none of those that there are.
     ///
     /// # Errors
-    /// The rule forbids the whole layers, or the container runtime is silent.
+    /// The rule forbids the whole layers, or the container runtime has ended.
     pub(super) fn under_rule(
         self,
         rule: Rule,
@@ -64,8 +64,11 @@ impl DeltaSearch {
             Self::Needless => Ok((None, None)),
             Self::Found(deltas) => Ok((Some(*deltas), None)),
             Self::None(unused) => none(unused),
-            // With its answer, there may be a delta.
-            Self::Silent(error) => Err(error),
+            // With its answer, there may be a delta. But a slow runtime is no reason to have no image.
+            Self::Silent(error) if rule == Rule::Require || error.class == ErrorClass::RuntimeDown => {
+                Err(error)
+            }
+            Self::Silent(_) => Ok((None, None)),
             // It may be there next time.
             Self::Failed(error) if rule == Rule::Require => Err(no_given_delta(error.into())),
             Self::Failed(error) => {
@@ -231,13 +234,13 @@ impl Fetcher {
     /// An answer of the runtime. What it refuses is as if it had none.
     ///
     /// # Errors
-    /// It doesn't answer, which costs no try.
+    /// It has ended, or is late.
     fn unless_silent<T: Default>(&self, answer: Result<T, Status>) -> Result<T, PullError> {
         answer.or_else(|status| {
             let error = to_pull_error(&status, "", &self.endpoint);
             let is_late = status.code() == Code::DeadlineExceeded;
             if is_late || error.class == ErrorClass::RuntimeDown {
-                return Err(PullError::new(ErrorClass::RuntimeDown, error.message));
+                return Err(error);
             }
             Ok(T::default())
         })

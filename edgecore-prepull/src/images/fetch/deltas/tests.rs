@@ -26,7 +26,7 @@ fn fetcher(socket: &std::path::Path) -> Fetcher {
 }
 
 #[tokio::test]
-async fn a_silent_runtime_ends_the_search() {
+async fn a_silent_runtime_isnt_taken_for_an_answer() {
     let reference = Reference::parse("r.example/app:v2").unwrap().normalized();
     let down = Err(ErrorClass::RuntimeDown);
     for (answer, expected) in [
@@ -34,7 +34,7 @@ async fn a_silent_runtime_ends_the_search() {
         (Ok("r.example/other:v1"), Ok(false)),
         (Err(Code::Unknown), Ok(false)),
         (Err(Code::Unavailable), down),
-        (Err(Code::DeadlineExceeded), down),
+        (Err(Code::DeadlineExceeded), Err(ErrorClass::Transient)),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("containerd.sock");
@@ -49,4 +49,7 @@ async fn a_silent_runtime_ends_the_search() {
         let refused = DeltaSearch::Silent(error.clone()).under_rule(rule).unwrap_err();
         assert_eq!(refused, error, "{rule:?}");
     }
+    let late = || DeltaSearch::Silent(PullError::new(ErrorClass::Transient, "late"));
+    assert_eq!(late().under_rule(Rule::Require).unwrap_err().class, ErrorClass::Transient);
+    assert!(late().under_rule(Rule::Auto).unwrap().0.is_none());
 }
