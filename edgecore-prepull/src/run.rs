@@ -30,7 +30,7 @@ use crate::cloud::tunnel::TunnelSender;
 use crate::cloud::tunnel::dial::{self, Dial};
 use crate::commands::args::{AgentCommand, Cli, RunArgs};
 use crate::commands::install::machine::{find_init, is_packaged};
-use crate::commands::install::places::InstallPlaces;
+use crate::commands::install::places::{InstallPlaces, JOINING};
 use crate::commands::install::plan::Init;
 use crate::commands::{install, pull, status, uninstall, upgrade};
 use crate::config::{AgentSettings, Effective, Listen, MaxTasks};
@@ -195,6 +195,8 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<AgentEnd> {
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     let ledger = Ledger::open(&state_dir)?;
+    // The certificate is in use now: no run of `install` has to finish what another one began with it.
+    let _ = std::fs::remove_file(state_dir.join(JOINING));
     let node_name = identity.node();
     info!(node = %node_name, %tunnel_urls, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");
     log_surroundings(&providers);
@@ -330,9 +332,10 @@ fn check_start(settings: &Effective) -> anyhow::Result<()> {
     Identity::load(state_dir)?;
     fill_in_urls(tunnel_urls.clone(), enroll_urls.clone(), state_dir)?;
     Ledger::open(state_dir)?;
-    for listen in [*metrics_listen, peers.listen] {
+    for (flag, listen) in [("--metrics-listen", *metrics_listen), ("--peer-listen", peers.listen)] {
         if let Listen::On(address) = listen {
-            std::net::TcpListener::bind(address)?;
+            std::net::TcpListener::bind(address)
+                .with_context(|| format!("cannot listen on {flag} {address}"))?;
         }
     }
     Ok(())

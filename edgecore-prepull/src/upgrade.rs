@@ -19,7 +19,7 @@ mod program;
 mod record;
 
 pub(crate) use files::{MOST_BYTES, UpgradeFiles};
-pub(crate) use launch::{Launched, launch_chosen, relaunch};
+pub(crate) use launch::{Launched, SETTLE, launch_chosen, relaunch};
 pub(crate) use of_task::{Obstacles, Upgrades};
 pub(crate) use program::{put_on_trial, read_key, signature_by};
 pub(crate) use record::{Program, TrialOutcome, UpgradeRecord, UpgradeStage};

@@ -20,8 +20,8 @@ use crate::images::providers::ProviderSettings;
 use crate::images::puller::Puller;
 use crate::settings::CloudSettings;
 use crate::upgrade::{
-    IN_CONTAINER, MOST_BYTES, PATH, Program, UNASKED, UpgradeFiles, UpgradeRecord, VERSION, put_on_trial,
-    signature_by,
+    IN_CONTAINER, MOST_BYTES, PATH, Program, SETTLE, UNASKED, UpgradeFiles, UpgradeRecord, VERSION,
+    put_on_trial, signature_by,
 };
 
 /// How often we look whether the trial has ended.
@@ -139,7 +139,7 @@ async fn restart_agent(init: Init) -> anyhow::Result<()> {
 
 /// The record at the end of the trial; `None` if it doesn't end in time.
 async fn wait_for_end(files: &UpgradeFiles, within: Duration) -> anyhow::Result<Option<UpgradeRecord>> {
-    let (deadline, mut looks) = (Instant::now() + 3 * within + GRACE, interval(LOOK));
+    let (deadline, mut looks) = (Instant::now() + 3 * (within + SETTLE) + GRACE, interval(LOOK));
     while Instant::now() < deadline {
         looks.tick().await;
         match files.read_record() {

@@ -39,7 +39,7 @@ const LOOKS: u32 = 5;
 /// The wait before a program that ended early is started again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long a trial waits for a machine that lets no agent start: at a boot, the address of a VPN may come within two minutes.
-const SETTLE: Duration = Duration::from_secs(120);
+pub(crate) const SETTLE: Duration = Duration::from_secs(120);
 /// The wait before a record that couldn't be written is tried again: a full disk stays full for a while.
 const WRITE_AGAIN: Duration = Duration::from_secs(60);
 /// How long a program may take to stop; the unit kills it after 20 s.
