@@ -265,7 +265,7 @@ impl<P: Puller> Fetching<P> {
         // The runtime has given a lease, so it was there.
         let admitted = fetcher.admit(&request, &goal).await;
         let Admitted { layers, watched, mut deltas, no_delta } =
-            admitted.map_err(|error| FetchStop::from(error).after_answer(request.reference, None))?;
+            admitted.map_err(|stop| stop.after_answer(request.reference, None))?;
         let old_files = deltas.as_mut().and_then(|deltas| deltas.old.view.take());
         let download = Download {
             fetcher,

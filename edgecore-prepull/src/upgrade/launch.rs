@@ -95,13 +95,12 @@ async fn launch_other(
         // A person may have ended the trial.
         let before = files.read_record()?;
         let mut record = before.clone();
-        let choice = match after_trial.take() {
-            Some(choice) => choice,
-            None => {
-                let can_replace = || check_start.as_ref().is_some_and(|check| check().is_ok());
-                let counts = before.proved_program().is_some() && can_replace();
-                choose_start(files, &mut record, counts.then(BootTime::now).flatten())?
-            }
+        let choice = if let Some(choice) = after_trial.take() {
+            choice
+        } else {
+            let can_replace = || check_start.as_ref().is_some_and(|check| check().is_ok());
+            let counts = before.proved_program().is_some() && can_replace();
+            choose_start(files, &mut record, counts.then(BootTime::now).flatten())?
         };
         match choice {
             StartChoice::Own => {

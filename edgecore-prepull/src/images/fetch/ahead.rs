@@ -216,7 +216,7 @@ impl Download<'_> {
         };
         if self.needs_deltas {
             // The next attempt asks again.
-            return Err(no_given_delta(error).into());
+            return Err(no_given_delta(&error).into());
         }
         self.fetch_whole(layer, UnusedDelta::new(NoDelta::Undelivered, error.message)).await
     }

@@ -61,16 +61,15 @@ impl DeltaSearch {
             Ok((None, unused))
         };
         match self {
-            Self::Needless => Ok((None, None)),
             Self::Found(deltas) => Ok((Some(*deltas), None)),
             Self::None(unused) => none(unused),
             // With its answer, there may be a delta. But a slow runtime is no reason to have no image.
             Self::Silent(error) if rule == Rule::Require || error.class == ErrorClass::RuntimeDown => {
                 Err(error)
             }
-            Self::Silent(_) => Ok((None, None)),
+            Self::Needless | Self::Silent(_) => Ok((None, None)),
             // It may be there next time.
-            Self::Failed(error) if rule == Rule::Require => Err(no_given_delta(error.into())),
+            Self::Failed(error) if rule == Rule::Require => Err(no_given_delta(&error.into())),
             Self::Failed(error) => {
                 let why = format!("the registry gives no list of deltas: {error}");
                 Ok((None, Some(UnusedDelta::new(NoDelta::Unlisted, why))))
@@ -87,13 +86,13 @@ fn no_required_delta(why: &str) -> PullError {
 
 /// The failure where the registry doesn't give a delta that it may give next time. It may say "not found" of a delta, which isn't
 /// the image.
-pub(super) fn no_given_delta(error: PullError) -> PullError {
+pub(super) fn no_given_delta(error: &PullError) -> PullError {
     let message =
         format!("spec.download.deltas is Require, and the registry gives no delta: {}", error.message);
     let is_missing = error.class == ErrorClass::NotFound;
     let code = if is_missing { FailureCode::NoDelta } else { error.code };
     let class = if is_missing { ErrorClass::Transient } else { error.class };
-    PullError { class, code, message, ..error }
+    PullError { class, code, message, ..*error }
 }
 
 /// The failure of an image that may only come by a delta, where the delta isn't at fault and may be of use next time.

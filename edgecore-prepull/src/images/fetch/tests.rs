@@ -150,9 +150,9 @@ async fn a_required_delta_is_refused_for_its_own_faults() {
         fetcher.refused.forget(&image);
     }
     let busy = PullError::new(ErrorClass::Transient, "500").with_code(FailureCode::RegistryError);
-    let error = no_given_delta(busy);
+    let error = no_given_delta(&busy);
     assert_eq!((error.class, error.code), (ErrorClass::Transient, FailureCode::RegistryError));
-    let error = no_given_delta(PullError::new(ErrorClass::NotFound, "404"));
+    let error = no_given_delta(&PullError::new(ErrorClass::NotFound, "404"));
     assert_eq!((error.class, error.code), (ErrorClass::Transient, FailureCode::NoDelta));
 }
 
