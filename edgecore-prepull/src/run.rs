@@ -30,7 +30,7 @@ use crate::cloud::tunnel::TunnelSender;
 use crate::cloud::tunnel::dial::{self, Dial};
 use crate::commands::args::{AgentCommand, Cli, RunArgs};
 use crate::commands::install::machine::{find_init, is_packaged};
-use crate::commands::install::places::{InstallPlaces, JOINING};
+use crate::commands::install::places::InstallPlaces;
 use crate::commands::install::plan::Init;
 use crate::commands::{install, pull, status, uninstall, upgrade};
 use crate::config::{AgentSettings, Effective, Listen, MaxTasks};
@@ -195,8 +195,6 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<AgentEnd> {
     let (tunnel_urls, enroll_urls) = fill_in_urls(tunnel_urls, enroll_urls, &state_dir)?;
     let endpoint = runtime_endpoint.unwrap_or_else(RuntimeEndpoint::in_the_usual_places);
     let ledger = Ledger::open(&state_dir)?;
-    // The certificate is in use now: no run of `install` has to finish what another one began with it.
-    let _ = std::fs::remove_file(state_dir.join(JOINING));
     let node_name = identity.node();
     info!(node = %node_name, %tunnel_urls, runtime = %endpoint, state_dir = %state_dir.display(), version = env!("CARGO_PKG_VERSION"), "edgecore-prepull starts");
     log_surroundings(&providers);

@@ -41,14 +41,11 @@ impl Default for InstallPlaces {
     }
 }
 
-/// See [`InstallPlaces::joining_key`]; below the state directory.
-pub(crate) const JOINING: &str = "pki/joining";
-
 impl InstallPlaces {
-    /// The key with which a run of `install` joins. It exists until the agent starts with it, and over a boot: a token lets a
+    /// The key with which a run of `install` joins. It exists until a run restarts the agent, and over a boot: a token lets a
     /// node join once, so the next run must know whether this one has used it.
     pub(crate) fn joining_key(&self) -> PathBuf {
-        self.state.join(JOINING)
+        self.state.join("pki/joining")
     }
 
     /// The files that are replaced as a whole, each through a temporary file beside it.

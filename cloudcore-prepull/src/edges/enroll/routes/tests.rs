@@ -77,15 +77,18 @@ async fn a_token_yields_a_certificate_for_its_node() {
 async fn refusals_have_reasons_without_the_token() {
     let (routes, key, now) = (routes(), KeyPair::generate().unwrap(), SystemTime::now());
     let fleet = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, now).await.unwrap();
-    let past = routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, now - 2 * HOUR).await;
-    assert!(past.is_ok(), "expired, so that the next creation deletes it and it is unknown");
+    let expired =
+        async |ago| routes.tokens.stored().create([0; 32], Scope::Fleet, HOUR, now - ago).await.unwrap();
+    // The next creation deletes the older one, so that it's unknown.
+    let (past, long_past) = (expired(2 * HOUR).await, expired(26 * HOUR).await);
     let edge_1 =
         routes.tokens.stored().create([0; 32], Scope::Node("edge-1".into()), HOUR, now).await.unwrap();
     let wrong = JoinToken { secret: Sensitive::new("0".repeat(64)), ..fleet.clone() };
     for (node, token, status, reason) in [
         ("edge-2", &edge_1, 403, "the token is for node edge-1"),
         ("edge-2", &wrong, 401, "unknown token"),
-        ("edge-2", &past.unwrap(), 401, "unknown token"),
+        ("edge-2", &past, 403, "the token expired at"),
+        ("edge-2", &long_past, 401, "unknown token"),
         ("../x", &fleet, 400, "is not a node's name"),
     ] {
         let (got, body) = enroll(&routes, node, token, &key).await;
