@@ -5,28 +5,24 @@
 //! leads to is removed.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use containerd_client::services::v1::ListContentRequest;
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, ListSnapshotsRequest, UsageRequest};
-use containerd_client::services::v1::{ListContentRequest, ListImagesRequest};
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use super::labels::SNAPSHOT_LABEL;
-use super::namespace::{answer_within, namespaced};
+use super::namespace::{LIST_PATIENCE, MAX_MESSAGE, answer_within, list_images, namespaced};
 use super::pins::{is_pinned, is_pinned_by_job};
 use super::to_size;
 
 /// Prefix of all labels that lead from one blob to another.
 const BLOB_LABELS: &str = "containerd.io/gc.ref.content.";
-/// Largest message: a node may have thousands of records.
-const MAX_MESSAGE: usize = 16 * 1024 * 1024;
-/// Longest wait for one of the lists.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The content of containerd at one moment.
 #[derive(Debug, Default)]
@@ -126,8 +122,8 @@ impl HoldingsReader {
         let late = |_| Status::deadline_exceeded("containerd takes too long to list what it has");
         let (records, blobs, snapshots) = tokio::try_join!(
             self.records(),
-            async { timeout(PATIENCE, self.blobs(snapshotter)).await.map_err(late)? },
-            async { timeout(PATIENCE, self.snapshots(snapshotter)).await.map_err(late)? },
+            async { timeout(LIST_PATIENCE, self.blobs(snapshotter)).await.map_err(late)? },
+            async { timeout(LIST_PATIENCE, self.snapshots(snapshotter)).await.map_err(late)? },
         )?;
         Ok(Holdings { records, blobs, snapshots })
     }
@@ -138,16 +134,14 @@ impl HoldingsReader {
     }
 
     async fn records(&self) -> Result<Vec<ImageRecord>, Status> {
-        let list = self.images.clone();
-        let request = namespaced(ListImagesRequest { filters: Vec::new() });
-        let answer = answer_within(PATIENCE, async { list.clone().list(request).await }).await?;
+        let images = list_images(&self.images, Vec::new(), LIST_PATIENCE).await?;
         let record = |image: containerd_client::services::v1::Image| {
             let created = image.created_at.and_then(|at| SystemTime::try_from(at).ok());
             let (is_pinned, is_pinned_by_job) = (is_pinned(&image.labels), is_pinned_by_job(&image.labels));
             let target = image.target.map(|target| target.digest).unwrap_or_default();
             ImageRecord { name: image.name, target, is_pinned, is_pinned_by_job, created }
         };
-        Ok(answer.images.into_iter().map(record).collect())
+        Ok(images.into_iter().map(record).collect())
     }
 
     async fn blobs(&self, snapshotter: &str) -> Result<HashMap<String, StoredBlob>, Status> {
@@ -182,7 +176,7 @@ impl HoldingsReader {
     /// Bytes and inodes of an unpacked layer.
     pub(crate) async fn usage(&self, snapshotter: &str, name: &str) -> Result<(u64, u64), Status> {
         let request = UsageRequest { snapshotter: snapshotter.to_owned(), key: name.to_owned() };
-        let usage = answer_within(PATIENCE, self.snapshots.clone().usage(namespaced(request))).await?;
+        let usage = answer_within(LIST_PATIENCE, self.snapshots.clone().usage(namespaced(request))).await?;
         Ok((to_size(usage.size), to_size(usage.inodes)))
     }
 }

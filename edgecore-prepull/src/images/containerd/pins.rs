@@ -11,15 +11,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use containerd_client::services::v1::images_client::ImagesClient;
-use containerd_client::services::v1::{GetImageRequest, Image, ListImagesRequest, UpdateImageRequest};
+use containerd_client::services::v1::{GetImageRequest, Image, UpdateImageRequest};
 use prepull_api::task::JobUid;
 use prepull_api::wire::MAX_PINNING_JOBS;
 use prost_types::FieldMask;
 use tokio::sync::Mutex;
+use tonic::Status;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
 
-use super::namespace::{answer_within, namespaced};
+use super::namespace::{answer_within, list_images, namespaced, unless_missing};
 
 /// The label that containerd's CRI reads, and its only value.
 const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
@@ -55,12 +55,8 @@ impl Pins {
         let _writing = self.writing.lock().await;
         for name in names {
             let request = namespaced(GetImageRequest { name: (*name).to_owned() });
-            let image = match answer_within(PATIENCE, self.images.clone().get(request)).await {
-                Ok(answer) => answer.image,
-                Err(status) if status.code() == Code::NotFound => None,
-                Err(status) => return Err(status),
-            };
-            if let Some(image) = image {
+            let found = answer_within(PATIENCE, self.images.clone().get(request)).await;
+            if let Some(image) = unless_missing(found)?.and_then(|answer| answer.image) {
                 let changes = changes_to_pin(&image.labels, job)?;
                 self.relabel(image, changes).await?;
             }
@@ -88,9 +84,7 @@ impl Pins {
 
     async fn pinned_images(&self) -> Result<Vec<Image>, Status> {
         let filters = vec![format!("labels.\"{PINNED_BY}\"")];
-        Ok(answer_within(PATIENCE, self.images.clone().list(namespaced(ListImagesRequest { filters })))
-            .await?
-            .images)
+        list_images(&self.images, filters, PATIENCE).await
     }
 
     /// Changes the labels of one record in one request. An empty value removes the label.
@@ -104,12 +98,9 @@ impl Pins {
             update_mask: Some(FieldMask { paths }),
             ..UpdateImageRequest::default()
         };
-        match answer_within(PATIENCE, self.images.clone().update(namespaced(request))).await {
-            Ok(_) => Ok(()),
-            // It was removed in between.
-            Err(status) if status.code() == Code::NotFound => Ok(()),
-            Err(status) => Err(status),
-        }
+        // It may have been removed in between.
+        unless_missing(answer_within(PATIENCE, self.images.clone().update(namespaced(request))).await)
+            .map(drop)
     }
 }
 
@@ -240,6 +231,9 @@ mod tests {
             pin(&mut labels, &uid.to_string());
         }
         assert_eq!(changes_to_pin(&labels, &job("0")).unwrap(), BTreeMap::new());
-        assert_eq!(changes_to_pin(&labels, &job("one more")).unwrap_err().code(), Code::ResourceExhausted);
+        assert_eq!(
+            changes_to_pin(&labels, &job("one more")).unwrap_err().code(),
+            tonic::Code::ResourceExhausted
+        );
     }
 }

@@ -11,8 +11,7 @@ use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, StatSnapshotRequest};
 use containerd_client::services::v1::{
-    GetImageRequest, Info, InfoRequest, ListContentRequest, ListImagesRequest, ListStatusesRequest,
-    ReadContentRequest,
+    GetImageRequest, Info, InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
 };
 use prepull_api::task::ByteProgress;
 use prepull_registry::manifest::{Descriptor, Index, Manifest};
@@ -21,7 +20,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::labels::{CONFIG_LABEL, REBUILT_LABEL, SNAPSHOT_LABEL};
-use super::namespace::{answer_within, namespaced};
+use super::namespace::{LIST_PATIENCE, MAX_MESSAGE, list_images, namespaced, unless_missing};
 use super::source::fetched_from;
 use super::unpack::UNCOMPRESSED_LABEL;
 use super::writer::PEER_REF;
@@ -29,12 +28,8 @@ use super::{to_size, to_wire_size};
 
 /// Largest manifest to read: the OCI distribution specification asks registries to accept manifests up to this size.
 const MAX_MANIFEST: usize = 4 * 1024 * 1024;
-/// Largest gRPC message, which is containerd's own limit. Lists of blobs arrive in several messages.
-const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Longest wait for the description of an image that's already there.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for a list: a slow disk takes its time over hundreds of records.
-const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A blob that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +62,7 @@ impl ContentStore {
     pub(crate) fn new(channel: Channel) -> Self {
         Self {
             content: ContentClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
-            images: ImagesClient::new(channel.clone()),
+            images: ImagesClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             snapshots: SnapshotsClient::new(channel),
             unsupported: AtomicBool::new(false),
         }
@@ -217,9 +212,7 @@ impl ContentStore {
 
     /// The names of all images.
     pub(crate) async fn image_names(&self) -> Result<Vec<String>, Status> {
-        let mut images = self.images.clone().max_decoding_message_size(MAX_MESSAGE);
-        let list = images.list(namespaced(ListImagesRequest { filters: Vec::new() }));
-        let images = answer_within(LIST_TIMEOUT, list).await?.images;
+        let images = list_images(&self.images, Vec::new(), LIST_PATIENCE).await?;
         Ok(images.into_iter().map(|image| image.name).collect())
     }
 
@@ -277,15 +270,6 @@ impl ContentStore {
         let answer = unless_missing(self.snapshots.clone().stat(namespaced(request)).await)?;
         let kind = answer.and_then(|answer| Some(answer.into_inner().info?.kind));
         Ok(kind == Some(SnapshotKind::Committed.into()))
-    }
-}
-
-/// The answer about a thing, or `None` where there is none.
-fn unless_missing<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(status) if status.code() == Code::NotFound => Ok(None),
-        Err(status) => Err(status),
     }
 }
 

@@ -210,8 +210,8 @@ impl Fetcher {
         match self.unpacker.open_view(&facts.snapshotter, &old.chain, lease).await {
             Ok((view, directories)) => (old.view, old.directories) = (Some(view), directories),
             Err(status) => {
-                let why = status.message().to_owned();
-                return self.unless_silent(Err(status)).map_or_else(DeltaSearch::Silent, |()| cannot(&why));
+                let silent = self.silence(&status).map(DeltaSearch::Silent);
+                return silent.unwrap_or_else(|| cannot(&status.message()));
             }
         }
         match OldImageFiles::in_directories(&old.directories) {
@@ -235,14 +235,14 @@ impl Fetcher {
     /// # Errors
     /// It has ended, or is late.
     fn unless_silent<T: Default>(&self, answer: Result<T, Status>) -> Result<T, PullError> {
-        answer.or_else(|status| {
-            let error = to_pull_error(&status, "", &self.endpoint);
-            let is_late = status.code() == Code::DeadlineExceeded;
-            if is_late || error.class == ErrorClass::RuntimeDown {
-                return Err(error);
-            }
-            Ok(T::default())
-        })
+        answer.or_else(|status| self.silence(&status).map_or_else(|| Ok(T::default()), Err))
+    }
+
+    /// The error of a runtime that has ended, or is late. `None` if it has answered.
+    fn silence(&self, status: &Status) -> Option<PullError> {
+        let error = to_pull_error(status, "", &self.endpoint);
+        let is_late = status.code() == Code::DeadlineExceeded;
+        (is_late || error.class == ErrorClass::RuntimeDown).then_some(error)
     }
 
     async fn search_registry(
