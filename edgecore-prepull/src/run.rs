@@ -145,7 +145,7 @@ fn run_agent(parsed: Result<RunArgs, clap::Error>) -> anyhow::Result<ExitCode> {
         Effective::clone,
     );
     block_on(async {
-        let check = own.as_ref().ok().map(|settings| || check_start(settings));
+        let check = own.as_ref().ok().map(|settings| async move || check_start(settings).await);
         let launched = launch_chosen(&state_dir, metrics_listen, check).await;
         match launched {
             Launched::Own => match run_until_stopped(own?).await? {
@@ -323,19 +323,15 @@ fn log_surroundings(providers: &Providers) {
 
 /// Checks whether the machine lets this program be the agent. What's missing here, such as the address of a VPN that isn't up
 /// yet, ends any other version just the same.
-fn check_start(settings: &Effective) -> anyhow::Result<()> {
+async fn check_start(settings: &Effective) -> anyhow::Result<()> {
     let Effective { state_dir, tunnel_urls, enroll_urls, metrics_listen, peers, providers, .. } = settings;
     Providers::load(providers, Stderr::Dropped, None)?;
     check_urls(tunnel_urls, enroll_urls)?;
     Identity::load(state_dir)?;
     fill_in_urls(tunnel_urls.clone(), enroll_urls.clone(), state_dir)?;
     Ledger::open(state_dir)?;
-    for (flag, listen) in [("--metrics-listen", *metrics_listen), ("--peer-listen", peers.listen)] {
-        if let Listen::On(address) = listen {
-            std::net::TcpListener::bind(address)
-                .with_context(|| format!("cannot listen on {flag} {address}"))?;
-        }
-    }
+    bind_listener("--metrics-listen", *metrics_listen).await?;
+    bind_listener("--peer-listen", peers.listen).await?;
     Ok(())
 }
 

@@ -59,7 +59,7 @@ pub(crate) enum Launched {
 pub(crate) async fn launch_chosen(
     state_dir: &Path,
     listen: Listen,
-    check_start: Option<impl Fn() -> anyhow::Result<()>>,
+    check_start: Option<impl AsyncFn() -> anyhow::Result<()>>,
 ) -> Launched {
     if is_launched() {
         end_with_launcher();
@@ -78,7 +78,7 @@ pub(crate) async fn launch_chosen(
 async fn launch_other(
     files: &UpgradeFiles,
     listen: Listen,
-    check_start: Option<impl Fn() -> anyhow::Result<()>>,
+    check_start: Option<impl AsyncFn() -> anyhow::Result<()>>,
 ) -> anyhow::Result<Option<ExitStatus>> {
     // One listener for all starts: a signal between two of them counts as well.
     let mut stop = pin!(wait_for_termination());
@@ -98,8 +98,10 @@ async fn launch_other(
         let choice = if let Some(choice) = after_trial.take() {
             choice
         } else {
-            let can_replace = || check_start.as_ref().is_some_and(|check| check().is_ok());
-            let counts = before.proved_program().is_some() && can_replace();
+            let counts = match &check_start {
+                Some(check) if before.proved_program().is_some() => check().await.is_ok(),
+                _ => false,
+            };
             choose_start(files, &mut record, counts.then(BootTime::now).flatten())?
         };
         match choice {
@@ -146,9 +148,9 @@ async fn launch_other(
 
 /// Waits until the machine lets an agent start, for at most [`SETTLE`]. A missing address or a held lock would spend the starts
 /// of a trial within seconds. Then the trial begins even so: a newer program may need less.
-async fn settle(check_start: impl Fn() -> anyhow::Result<()>) {
+async fn settle(check_start: impl AsyncFn() -> anyhow::Result<()>) {
     let (began, mut is_logged) = (Instant::now(), false);
-    while let Err(error) = check_start()
+    while let Err(error) = check_start().await
         && began.elapsed() < SETTLE
     {
         if !is_logged {
