@@ -293,9 +293,8 @@ const REPORTS: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind
         "jobName": "web", "nodeStatus": [{"nodeName": "edge-1", "phase": "Successful", "attempt": 1,
         "actionFlow": [{"action": "Pull", "status": "True", "time": "2026-11-24T01:30:00Z"}]}]}]}"#;
 
-#[test]
-fn why_reads_what_the_status_left_out() {
-    let server = Scripted::start(&[
+fn with_large_job() -> Scripted {
+    Scripted::start(&[
         ("imageprepulljobs/web", 200, LARGE_JOB),
         ("imageprepullreports?", 200, REPORTS),
         (
@@ -303,7 +302,12 @@ fn why_reads_what_the_status_left_out() {
             404,
             r#"{"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found", "details": {"name": "x"}}"#,
         ),
-    ]);
+    ])
+}
+
+#[test]
+fn why_reads_what_the_status_left_out() {
+    let server = with_large_job();
     let (_, said, error) = server.run("why edge-1 web");
     assert!(said.contains("job web has succeeded on it: pulled "), "{said}{error}");
 }
@@ -311,15 +315,7 @@ fn why_reads_what_the_status_left_out() {
 #[test]
 fn a_status_for_programs_reads_each_report_once() {
     // A second request for the reports would find none.
-    let server = Scripted::start(&[
-        ("imageprepulljobs/web", 200, LARGE_JOB),
-        ("imageprepullreports?", 200, REPORTS),
-        (
-            "GET /",
-            404,
-            r#"{"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found", "details": {"name": "x"}}"#,
-        ),
-    ]);
+    let server = with_large_job();
     let (status, said, error) = server.run("status web -o json");
     assert_eq!(status, Some(0), "{said}{error}");
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
