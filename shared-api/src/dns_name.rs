@@ -5,10 +5,13 @@ pub(crate) fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && has_label_characters(text)
 }
 
-/// Whether a text can name an object: labels joined by dots, at most 253 bytes. Kubernetes bounds the whole and
+/// Most bytes of the name of an object.
+pub(crate) const MAX_NAME: usize = 253;
+
+/// Whether a text can name an object: labels joined by dots, at most [`MAX_NAME`]. Kubernetes bounds the whole and
 /// not each label.
 pub(crate) fn is_dns_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(has_label_characters)
+    text.len() <= MAX_NAME && text.split('.').all(has_label_characters)
 }
 
 fn has_label_characters(text: &str) -> bool {

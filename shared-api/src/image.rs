@@ -21,6 +21,9 @@ pub(crate) use grammar::{is_digest, is_tag, looks_like_host};
 /// runtimes of either age are in the field, so the stricter rule applies.
 const MAX_NAME: usize = 255;
 
+/// Longest reference in bytes: a name with a tag and a digest, and that of SHA-512 is the longest.
+pub const MAX_REFERENCE: usize = MAX_NAME + 1 + MAX_TAG + 1 + "sha512:".len() + 128;
+
 const DEFAULT_REGISTRY: &str = "docker.io";
 const LEGACY_DEFAULT_REGISTRY: &str = "index.docker.io";
 const OFFICIAL_PREFIX: &str = "library/";

@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::dns_name::is_dns_subdomain;
+use crate::dns_name::{self, is_dns_subdomain};
 use crate::failure::FailureCode;
 pub use facts::{ImageFacts, KubeletRecord, NoDelta, PulledBy};
 pub use removal::{
@@ -53,12 +53,15 @@ impl fmt::Display for JobUid {
 pub struct NodeName(pub String);
 
 impl NodeName {
+    /// Most bytes of the name of a Node in Kubernetes (RFC 1123).
+    pub const MAX: usize = dns_name::MAX_NAME;
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether a Node object can have this name: an RFC 1123 subdomain of at most 253 bytes.
+    /// Whether a Node object can have this name: an RFC 1123 subdomain of at most [`Self::MAX`] bytes.
     pub fn is_valid(&self) -> bool {
         is_dns_subdomain(&self.0)
     }

@@ -9,17 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use prepull_api::crd::job::{
-    ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullTemplate, OverrideRule, OverriderEntry, RolloutStrategy,
-};
+use prepull_api::crd::job::{ImagePrePullJob, ImagePrePullJobSpec, ImagePrePullTemplate, RolloutStrategy};
 use prepull_api::credentials::RegistryPattern;
 use prepull_api::image::{NormalizedReference, Reference};
-use prepull_api::overriders::{ImageRule, OverrideError, SecretRef, SecretRule};
+use prepull_api::overriders::SecretRef;
 use prepull_api::selector::Selector;
 use prepull_api::task::{CheckItem, JobUid, NodeName, PullPolicy, Removal, Upgrade};
 use prepull_api::wire::MAX_IMAGES;
 
 mod download;
+mod overriders;
 mod ratio;
 mod removal;
 mod step;
@@ -29,6 +28,9 @@ mod upgrade;
 
 pub use download::{DownloadPolicy, VerifyPolicy};
 pub(crate) use download::{parse_rate, parse_windows};
+pub use overriders::OverriderGroup;
+use overriders::overrider_group;
+pub(crate) use overriders::{image_rule_field, secret_rule_field};
 pub use ratio::{Ratio, RatioError};
 pub use step::{MAX_STEPS, WaveStep, WaveStepError};
 
@@ -44,8 +46,6 @@ pub const MAX_RETRIES: i64 = i32::MAX as i64;
 /// The characters of an image's name for people that are kept: each node's record has it, and a report must stay within what
 /// etcd takes. A longer one is no reason to refuse a job, which may have begun already.
 const MAX_DISPLAY_NAME: usize = 253;
-/// The longest name of a Node in Kubernetes. Reports have the name of each node, and so no longer one may get into them.
-const MAX_NODE_NAME: usize = 253;
 
 /// Why a job is refused: one field, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -151,19 +151,6 @@ pub enum NodeSelection {
     Names(Vec<NodeName>),
     /// The nodes that the selector selects.
     Labels(Selector),
-}
-
-/// The rules for the nodes of one label selector.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OverriderGroup {
-    /// The nodes that the rules are for.
-    pub selector: Selector,
-    /// The selector as the job has it.
-    pub label_text: String,
-    /// In order.
-    pub image_rules: Vec<ImageRule>,
-    /// In order.
-    pub secret_rules: Vec<SecretRule>,
 }
 
 impl SpecRefusal {
@@ -375,8 +362,10 @@ pub(crate) fn parse_node_selection(
             if name.is_empty() {
                 return Err(SpecRefusal::new(format!("{part}.nodeNames[{i}]"), "the node name is empty"));
             }
-            if name.len() > MAX_NODE_NAME {
-                let message = format!("{} bytes; the name of a Node has at most {MAX_NODE_NAME}", name.len());
+            // Reports have the name of each node, and must stay within what etcd takes.
+            if name.len() > NodeName::MAX {
+                let message =
+                    format!("{} bytes; the name of a Node has at most {}", name.len(), NodeName::MAX);
                 return Err(SpecRefusal::new(format!("{part}.nodeNames[{i}]"), message));
             }
             Ok(NodeName(name.clone()))
@@ -385,46 +374,6 @@ pub(crate) fn parse_node_selection(
             .map(NodeSelection::Labels)
             .map_err(|e| SpecRefusal::new(format!("{part}.labelSelector"), e)),
     }
-}
-
-fn overrider_group(index: usize, entry: &OverriderEntry) -> Result<OverriderGroup, SpecRefusal> {
-    let group = &entry.image_pre_pull_overrider;
-    Ok(OverriderGroup {
-        selector: Selector::parse(&group.node_label).map_err(|e| {
-            SpecRefusal::new(
-                format!("spec.imagePrePullOverriders[{index}].imagePrePullOverrider.nodeLabel"),
-                e,
-            )
-        })?,
-        label_text: group.node_label.clone(),
-        image_rules: parse_each(&group.overriders.image_overriders, |i, rule| {
-            let OverrideRule { component, operator, value } = rule;
-            ImageRule::parse(component, operator, value.as_deref())
-                .map_err(|e| bad_rule(&image_rule_field(index, i), &e))
-        })?,
-        secret_rules: parse_each(&group.overriders.secret_overriders, |i, rule| {
-            let OverrideRule { component, operator, value } = rule;
-            SecretRule::parse(component, operator, value.as_deref())
-                .map_err(|e| bad_rule(&secret_rule_field(index, i), &e))
-        })?,
-    })
-}
-
-pub(crate) fn image_rule_field(group: usize, rule: usize) -> String {
-    format!("spec.imagePrePullOverriders[{group}].imagePrePullOverrider.overriders.imageOverriders[{rule}]")
-}
-
-pub(crate) fn secret_rule_field(group: usize, rule: usize) -> String {
-    format!("spec.imagePrePullOverriders[{group}].imagePrePullOverrider.overriders.secretOverriders[{rule}]")
-}
-
-fn bad_rule(field: &str, error: &OverrideError) -> SpecRefusal {
-    let part = match error {
-        OverrideError::Component { .. } => "component",
-        OverrideError::Operator(_) | OverrideError::RemoveRepository => "operator",
-        _ => "value",
-    };
-    SpecRefusal::new(format!("{field}.{part}"), error)
 }
 
 fn parse_checks(items: &[String], removes: bool) -> Result<Vec<CheckItem>, SpecRefusal> {

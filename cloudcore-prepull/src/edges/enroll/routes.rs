@@ -29,9 +29,6 @@ use crate::edges::pki::{KeyHash, PkiError, ServerIdentity, VerifiedCsr};
 use crate::edges::roster::{HeldKey, JoinScope, NodeRefusal, Roster};
 use crate::edges::tokens::{RedeemError, Scope, TokenError, Tokens};
 
-/// The longest name that a node can have (RFC 1123).
-const MAX_NODE_NAME: usize = 253;
-
 pub(super) struct Routes {
     pub(super) identity: Arc<ServerIdentity>,
     pub(super) tokens: Tokens,
@@ -139,7 +136,7 @@ impl Routes {
 
     fn refuse_token(&self, error: TokenError, address: IpAddr, node: &NodeName) -> Denial {
         let is_logged = self.refusal_log.allows(Instant::now());
-        let node = to_plain_line(node.as_str(), MAX_NODE_NAME);
+        let node = to_plain_line(node.as_str(), NodeName::MAX);
         match error {
             TokenError::Refused(refusal) => {
                 if is_logged {

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use prepull_api::overriders::{ImageRule, SecretRule};
 use prepull_api::task::Upgrade;
 
 use super::*;

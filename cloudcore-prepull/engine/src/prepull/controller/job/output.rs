@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prepull_api::crd::report::MAX_NODES_IN_REPORT;
+use prepull_api::image::MAX_REFERENCE;
 use prepull_api::overriders::ImageRule;
 use prepull_api::task::MAX_REMOVALS;
 
@@ -184,9 +185,6 @@ impl JobOutput {
     }
 }
 
-/// Longest reference that the runtime is asked for: a name has at most 255 bytes, a tag 128, and a digest 71.
-const LONGEST_REFERENCE: usize = 456;
-
 /// The bytes of JSON that the names of each image take in the record of a node, at most: the job's reference, what all
 /// overriders together may make of it, and the name for people.
 fn bytes_of_names(job: &ValidatedJob) -> impl Iterator<Item = usize> {
@@ -197,7 +195,7 @@ fn bytes_of_names(job: &ValidatedJob) -> impl Iterator<Item = usize> {
     let name = |name: &String| serde_json::to_string(name).map_or(0, |json| json.len());
     job.images.iter().map(move |image| {
         let written = image.image.len();
-        written + written.saturating_add(added).min(LONGEST_REFERENCE) + image.name.as_ref().map_or(0, name)
+        written + written.saturating_add(added).min(MAX_REFERENCE) + image.name.as_ref().map_or(0, name)
     })
 }
 
@@ -251,10 +249,8 @@ mod tests {
         assert!(report.len() <= REPORT_BUDGET, "{}", report.len());
         // What no reference can be as long as means no smaller ones.
         let nodes = |job: &ValidatedJob| JobOutput::new(usize::MAX).nodes_per_report(Some(job));
-        let longest = {
-            job.overriders = vec![job.overriders[0].clone(); 9];
-            nodes(&job)
-        };
+        job.overriders = vec![job.overriders[0].clone(); 9];
+        let longest = nodes(&job);
         job.overriders = vec![job.overriders[0].clone(); 900];
         assert_eq!(nodes(&job), longest);
     }
