@@ -13,6 +13,7 @@ SCRIPTS := $(wildcard $(SETUP)/*.sh manifests/packaging/*.sh manifests/packaging
 PROGRAMS := -p cloudcore-prepull -p edgecore-prepull -p kubectl-prepull
 
 BUILD := cargo build --release $(PROGRAMS)
+BUILD_LABORATORY := cargo build --release -p prepull-laboratory
 # In one go, so that no crate is built twice, with the features of the one and of the other; unoptimised, which takes a
 # quarter of the time, and a demo runs as fast. `make test` builds these programs too.
 BUILD_DEMO := cargo build --workspace --bins
@@ -51,20 +52,20 @@ build: ## Release build of cloudcore-prepull, edgecore-prepull and kubectl-prepu
 
 demo: ## A small cluster, edge nodes and a job, on this machine (KEEP=1 leaves it running)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
-	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/demo-logs} $(SETUP)/with-parts.sh $(TARGET)/debug $(TARGET)/debug/demo $(ARGS)
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/demo-logs} $(SETUP)/with-parts.sh $(TARGET)/debug $(TARGET)/debug/laboratory demo $(ARGS)
 
 fleet: ## One job over NODES=1000 simulated edges, measured (ARGS=--help shows its options)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-laboratory --bin fleet'
-	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/fleet-logs} $(SETUP)/with-parts.sh $(TARGET)/release cargo run --release -p prepull-laboratory --bin fleet -- --nodes $(or $(NODES),1000) $(ARGS)
+	@$(SETUP)/prepare.sh '$(BUILD)' '$(BUILD_LABORATORY)'
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/fleet-logs} $(SETUP)/with-parts.sh $(TARGET)/release $(TARGET)/release/laboratory fleet --nodes $(or $(NODES),1000) $(ARGS)
 
 site: ## One image for NODES=10 boxes behind a thin uplink, measured; as root (ARGS=--help shows its options)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo build --release -p prepull-laboratory --bin site'
-	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/site-logs} $(SETUP)/with-parts.sh $(TARGET)/release $(TARGET)/release/site --nodes $(or $(NODES),10) $(ARGS)
+	@$(SETUP)/prepare.sh '$(BUILD)' '$(BUILD_LABORATORY)'
+	@PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/site-logs} $(SETUP)/with-parts.sh $(TARGET)/release $(TARGET)/release/laboratory site --nodes $(or $(NODES),10) $(ARGS)
 
 storm: ## Faults by chance and all at once for MINUTES=10, then every job must be as it should be (ARGS='--seed N', BEFORE=REVISION)
 	@$(SETUP)/prepare.sh '$(BUILD_DEMO)'
 	@before=$(if $(BEFORE),$$($(SETUP)/before.sh '$(BEFORE)')) && \
-	  PREPULL_E2E_RECORD=1 PREPULL_E2E_LOGS=$(or $(PREPULL_E2E_LOGS),$(TARGET)/storm-logs) $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug $(TARGET)/debug/storm --minutes $(or $(MINUTES),10) $${before:+--before "$$before"} $(ARGS)
+	  PREPULL_E2E_RECORD=1 PREPULL_E2E_LOGS=$(or $(PREPULL_E2E_LOGS),$(TARGET)/storm-logs) $(SETUP)/with-parts.sh --search-secrets $(TARGET)/debug $(TARGET)/debug/laboratory storm --minutes $(or $(MINUTES),10) $${before:+--before "$$before"} $(ARGS)
 
 check: ## While one works: format, clippy, unit tests, one test on real parts
 	@$(SETUP)/prepare.sh 'cargo fmt --all --check' '$(NEXTEST) --version' '$(CLIPPY)' '$(BUILD_TESTS)'
@@ -88,7 +89,7 @@ test-upgrade: ## The programs of a revision are replaced in the middle of jobs, 
 	@$(SETUP)/upgrade.sh '$(BEFORE)'
 
 bench: ## The numbers to hold, measured (NODES= for a fleet other than 10,000; BEFORE=DIR: beside the programs there)
-	@$(SETUP)/prepare.sh '$(BUILD)' 'cargo bench -p prepull-engine -p prepull-laboratory --no-run'
+	@$(SETUP)/prepare.sh '$(BUILD)' '$(BUILD_LABORATORY)' 'cargo bench -p prepull-engine --no-run'
 	@BEFORE='$(BEFORE)' PREPULL_E2E_LOGS=$${PREPULL_E2E_LOGS:-$(TARGET)/bench-logs} $(SETUP)/bench.sh $(TARGET)/release
 
 fuzz: ## Look for inputs that break something (MINUTES=10 or RUNS=, ONLY=plan, KEEP=1)

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # What `make bench` measures, with the programs in BIN-DIR. With BEFORE=DIR in the environment it measures the programs
 # of another release first, those in DIR, and prints both side by side. Simulated edges, and the executor that pulls
-# beside PullImage, are part of the benches and so of this tree in both. Usage: bench.sh BIN-DIR
+# beside PullImage, are part of the laboratory and so of this tree in both. Usage: bench.sh BIN-DIR
 set -euo pipefail
 setup=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-bench() { # BIN-DIR ARGUMENT...
-  "$setup/with-parts.sh" "$1" cargo bench -p prepull-engine -p prepull-laboratory "${@:2}"
+laboratory=$1/laboratory
+bench() { # BIN-DIR
+  # shellcheck disable=SC2016 # by the inner shell
+  "$setup/with-parts.sh" "$1" bash -ec '"$0" bench-agent; "$0" bench-fleet' "$laboratory"
 }
 if [[ -z ${BEFORE-} ]]; then
+  cargo bench -p prepull-engine
   bench "$1"
   exit
 fi
@@ -17,8 +20,8 @@ for name in cloudcore edgecore; do
 done
 runs=$(mktemp --directory)
 trap 'rm -r "$runs"' EXIT
-# The engine is no program.
-bench "$BEFORE" --bench agent --bench fleet | tee "$runs/before"
+bench "$BEFORE" | tee "$runs/before"
+cargo bench -p prepull-engine # is no program, and has no before
 bench "$1" | tee "$runs/after"
 printf '\nBefore (%s), after, and after / before\n' "$BEFORE"
 # Lines such as "  10000 nodes, Completed: 3.0 s (bar 30 s) ok".

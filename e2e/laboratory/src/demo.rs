@@ -33,7 +33,7 @@ const JOB_LIMIT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Runs the demo. The exit status is 0 only if every expected state was reached.
-pub async fn run() -> ExitCode {
+pub(crate) async fn run() -> ExitCode {
     let keep = std::env::var_os("KEEP").is_some_and(|value| !value.is_empty() && value != "0");
     let mut story = Story::new();
     let logs = parts::logs_root().map(|root| root.join("demo")).unwrap_or_default();

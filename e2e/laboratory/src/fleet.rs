@@ -27,19 +27,18 @@ use serde::Serialize;
 
 use crate::measured::run_measurement;
 
-pub use figures::{Connect, FleetFigures, Idle, JobFigures, Kill, Reports};
-pub use kruise::KruiseFigures;
-pub use listing::EdgeListing;
-pub use measure::MeasuredJob;
-pub use old_jobs::OldJobFigures;
-pub use options::FleetOptions;
-pub use people::{Cost, PeopleFigures, Scrapes};
-pub use rotation::RotationFigures;
-pub use scene::FleetScene;
-pub use table::{print, print_old_jobs};
+pub(crate) use figures::{Connect, FleetFigures, Idle, JobFigures, Kill};
+pub(crate) use kruise::KruiseFigures;
+pub(crate) use listing::EdgeListing;
+pub(crate) use old_jobs::OldJobFigures;
+pub(crate) use options::FleetOptions;
+pub(crate) use people::PeopleFigures;
+pub(crate) use rotation::RotationFigures;
+pub(crate) use scene::FleetScene;
+pub(crate) use table::{print, print_old_jobs};
 
 /// Runs the program. The exit status is 0 if every node ended and nothing was pulled twice.
-pub async fn run(options: FleetOptions) -> ExitCode {
+pub(crate) async fn run(options: FleetOptions) -> ExitCode {
     let teller = Teller::new();
     let measure = async {
         if options.rotate {
@@ -68,7 +67,7 @@ pub async fn run(options: FleetOptions) -> ExitCode {
 
 impl FleetFigures {
     /// Starts a fleet with these options, measures it, and stops it.
-    pub async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
+    pub(crate) async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
         let (mut scene, connect) = FleetScene::start(options, teller).await?;
         let idle = match options.idle {
             Some(time) => Some(scene.measure_idle(time, teller).await?),

@@ -16,7 +16,7 @@ use prepull_e2e::boxes::Row;
 use prepull_e2e::teller::Teller;
 use serde::Serialize;
 
-pub use options::SiteOptions;
+pub(crate) use options::SiteOptions;
 
 use crate::measured::{run_measurement, write_json};
 
@@ -37,7 +37,7 @@ struct SiteFigures {
 }
 
 /// Runs the program. The exit status is 0 if every job ended as it should have.
-pub async fn run(options: SiteOptions) -> ExitCode {
+pub(crate) async fn run(options: SiteOptions) -> ExitCode {
     let teller = Teller::new();
     let measure = async {
         let figures = rows::measure(&options, &teller).await?;

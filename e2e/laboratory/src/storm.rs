@@ -27,7 +27,7 @@ use std::time::Duration;
 use anyhow::Result;
 use prepull_e2e::place::Place;
 
-pub use options::StormOptions;
+pub(crate) use options::StormOptions;
 
 use diary::Diary;
 use observer::StormObserver;
@@ -39,7 +39,7 @@ use weather::Weather;
 const INTERRUPTED: u8 = 130;
 
 /// Runs the program. The exit status is 0 if every promise was kept.
-pub async fn run(options: StormOptions) -> ExitCode {
+pub(crate) async fn run(options: StormOptions) -> ExitCode {
     // Held to the end, so that all parts use the same place.
     let place = match Place::here() {
         Ok(place) => place,

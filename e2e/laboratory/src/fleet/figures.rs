@@ -10,7 +10,7 @@ use super::{EdgeListing, FleetOptions, PeopleFigures};
 /// The figures of one run.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct FleetFigures {
+pub(crate) struct FleetFigures {
     /// Options of the run.
     pub options: FleetOptions,
     /// Version of the API server.
@@ -30,7 +30,7 @@ pub struct FleetFigures {
 /// How a fleet connected, with all edges dialling at the same moment.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Connect {
+pub(crate) struct Connect {
     /// Number of edges.
     pub nodes: usize,
     /// Seconds from the first dial until every edge had been connected.
@@ -48,7 +48,7 @@ pub struct Connect {
 /// The cost of sessions that only exchange heartbeats.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Idle {
+pub(crate) struct Idle {
     /// Seconds of the measurement.
     pub seconds: f64,
     /// CPU time of cloudcore in these seconds.
@@ -66,7 +66,7 @@ pub struct Idle {
 /// The figures of one job over all nodes. Times count from the request that created the job.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct JobFigures {
+pub(crate) struct JobFigures {
     /// Number of edges.
     pub nodes: usize,
     /// Final phase of the job.
@@ -120,7 +120,7 @@ pub struct JobFigures {
 /// Number and size of the reports of a job.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Reports {
+pub(crate) struct Reports {
     /// Number of reports.
     pub count: u64,
     /// Size of the largest report.
@@ -132,7 +132,7 @@ pub struct Reports {
 /// A kill and restart of cloudcore in the middle of a job. Times count from the kill.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Kill {
+pub(crate) struct Kill {
     /// Time of the kill, from the creation of the job.
     pub at_seconds: f64,
     /// Images that had been pulled.
@@ -157,7 +157,7 @@ pub struct Kill {
 
 impl JobFigures {
     /// Whether every node ended, and nothing was pulled twice. Nodes may have failed.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         let Summary { desired, successful, failure, .. } = self.summary;
         usize::try_from(desired) == Ok(self.nodes)
             && successful + failure == desired

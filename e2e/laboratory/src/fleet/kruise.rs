@@ -27,7 +27,7 @@ const PAGE: u32 = 500;
 /// The figures of one run with `--kruise`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct KruiseFigures {
+pub(crate) struct KruiseFigures {
     /// Options of the run.
     pub options: FleetOptions,
     /// Version of the API server.
@@ -64,7 +64,7 @@ pub struct KruiseFigures {
 
 impl KruiseFigures {
     /// Starts a fleet with these options, measures it, and stops it.
-    pub async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
+    pub(crate) async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
         let (scene, connect) = FleetScene::start(options, teller).await?;
         let client = scene.cluster.client();
         let node_images: Api<NodeImage> = Api::all(client.clone());
@@ -152,7 +152,7 @@ impl KruiseFigures {
     }
 
     /// Every node came to an end, and nothing was pulled twice.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         let (desired, succeeded) = self.desired_and_succeeded;
         desired > 0 && (desired == succeeded || self.options.fail_rate > 0.0) && self.pulled_twice == 0
     }

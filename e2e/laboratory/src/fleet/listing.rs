@@ -11,7 +11,7 @@ use serde::Serialize;
 /// The cost of the list of all edges.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct EdgeListing {
+pub(crate) struct EdgeListing {
     /// Edges in the list.
     pub edges: usize,
     /// Those that were connected, on the last page.

@@ -24,7 +24,7 @@ const CREATION: &str = "imageprepulljobs POST";
 
 /// A job to measure.
 #[derive(Clone, Debug)]
-pub struct MeasuredJob {
+pub(crate) struct MeasuredJob {
     /// Name of the job.
     pub name: String,
     /// Number of images.
@@ -43,7 +43,7 @@ pub struct MeasuredJob {
 
 impl FleetScene {
     /// Creates the job and measures it.
-    pub async fn measure_job(&mut self, plan: &MeasuredJob, teller: &Teller) -> Result<JobFigures> {
+    pub(crate) async fn measure_job(&mut self, plan: &MeasuredJob, teller: &Teller) -> Result<JobFigures> {
         let Self { fleet, cloud, cluster, .. } = self;
         let (client, nodes) = (cluster.client(), fleet.names().len());
         teller.step(&format!("job {} over {nodes} nodes", plan.name));

@@ -49,7 +49,7 @@ const MEMORY: u64 = 400 * 1024 * 1024;
 /// The figures of one run with `--old-jobs`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct OldJobFigures {
+pub(crate) struct OldJobFigures {
     /// Options of the run.
     pub options: FleetOptions,
     /// Cores and memory of this machine.
@@ -78,7 +78,7 @@ pub struct OldJobFigures {
 
 impl OldJobFigures {
     /// Starts a fleet with these options, measures a leader that starts, and stops it.
-    pub async fn measure(options: &FleetOptions, old: usize, teller: &Teller) -> Result<Self> {
+    pub(crate) async fn measure(options: &FleetOptions, old: usize, teller: &Teller) -> Result<Self> {
         let options = FleetOptions { pull: PullDurations::Fixed(PULL), ..options.clone() };
         let (mut scene, connect) = FleetScene::start(&options, teller).await?;
         teller.step(&format!("{RUNNING} jobs begin"));
@@ -130,12 +130,12 @@ impl OldJobFigures {
     }
 
     /// Seconds from the end of reading until the leader was ready.
-    pub fn after_reading(&self) -> f64 {
+    pub(crate) fn after_reading(&self) -> f64 {
         (self.ready_seconds - self.list_seconds).max(0.0)
     }
 
     /// Whether the bars are met.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.after_reading() <= READY && self.cloud_peak <= MEMORY
     }
 }

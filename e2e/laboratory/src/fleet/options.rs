@@ -31,7 +31,7 @@ Examples:
       how soon a leader that starts serves edges where jobs have piled up, and what memory it takes
 
 Everything runs on this machine, the edges too: take their part off when you size a cluster. The program is
-target/release/fleet; it needs the environment that e2e/setup/with-parts.sh makes.";
+target/release/laboratory fleet; it needs the environment that e2e/setup/with-parts.sh makes.";
 
 /// Measures cloudcore-prepull with a fleet of simulated edges: real tunnel, real TLS, a certificate for each edge, the
 /// agent's own logic, a real API server and etcd; only the pulls are simulated.
@@ -39,7 +39,7 @@ target/release/fleet; it needs the environment that e2e/setup/with-parts.sh make
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, after_help = EXAMPLES)]
 #[serde(rename_all = "camelCase")]
-pub struct FleetOptions {
+pub(crate) struct FleetOptions {
     /// Simulated edge nodes
     #[arg(long, short, default_value_t = 1000)]
     pub nodes: usize,
@@ -118,7 +118,7 @@ pub struct FleetOptions {
 
 impl FleetOptions {
     /// Options with this number of nodes, and defaults for everything else.
-    pub fn with_nodes(nodes: usize) -> Self {
+    pub(crate) fn with_nodes(nodes: usize) -> Self {
         Self { nodes, ..Self::parse_from(["fleet"]) }
     }
 
@@ -137,7 +137,7 @@ impl FleetOptions {
     }
 
     /// The job to measure.
-    pub fn job_to_measure(&self, name: &str) -> MeasuredJob {
+    pub(crate) fn job_to_measure(&self, name: &str) -> MeasuredJob {
         MeasuredJob {
             name: name.to_owned(),
             images: self.images,

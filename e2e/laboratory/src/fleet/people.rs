@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The cost of people's tools.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PeopleFigures {
+pub(crate) struct PeopleFigures {
     /// Commands of the plugin, each in its own process.
     pub commands: Vec<Cost>,
     /// Requests of the page, one after the other; memory is that of its server, so far.
@@ -33,7 +33,7 @@ pub struct PeopleFigures {
 /// The cost of one command or request.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Cost {
+pub(crate) struct Cost {
     /// The command or request.
     pub what: String,
     /// Seconds to the end of it.
@@ -47,7 +47,7 @@ pub struct Cost {
 /// Results of a Prometheus that scrapes once a second.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Scrapes {
+pub(crate) struct Scrapes {
     /// Samples of one scrape: before the job, at most, and after it.
     pub samples: [f64; 3],
     /// Bytes of the last scrape.

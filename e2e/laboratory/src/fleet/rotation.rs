@@ -37,7 +37,7 @@ const AT_A_TIME: usize = 64;
 /// The measured seconds since the previous step.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RotationFigures {
+pub(crate) struct RotationFigures {
     nodes: usize,
     away: usize,
     /// From `ca rotate` until every connected edge has the new CA on its disk.
@@ -120,7 +120,7 @@ impl RenewingEdges {
 
 impl RotationFigures {
     /// Starts a fleet, rotates the CA under it, and stops it.
-    pub async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
+    pub(crate) async fn measure(options: &FleetOptions, teller: &Teller) -> Result<Self> {
         let nodes = options.nodes;
         let away = nodes / 10;
         teller.step("etcd, kube-apiserver and cloudcore-prepull");
@@ -212,7 +212,7 @@ impl RotationFigures {
     }
 
     /// Whether all edges are back and none joined again.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.joins == 0 && self.connected == self.nodes
     }
 }

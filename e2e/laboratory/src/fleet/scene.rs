@@ -17,7 +17,7 @@ use super::figures::{Connect, Idle};
 use super::listing::EdgeListing;
 
 /// Everything that runs. Fields are dropped in order, so that each part comes before those that it uses.
-pub struct FleetScene {
+pub(crate) struct FleetScene {
     pub(super) fleet: Fleet,
     pub(super) cloud: Cloud,
     pub(super) cluster: Cluster,
@@ -27,7 +27,7 @@ pub struct FleetScene {
 
 impl FleetScene {
     /// Starts cluster, cloud and fleet.
-    pub async fn start(options: &FleetOptions, teller: &Teller) -> Result<(Self, Connect)> {
+    pub(crate) async fn start(options: &FleetOptions, teller: &Teller) -> Result<(Self, Connect)> {
         let nodes = options.nodes;
         teller.step("etcd, kube-apiserver and cloudcore-prepull");
         let cluster = Cluster::own().await?;
@@ -79,12 +79,12 @@ impl FleetScene {
     }
 
     /// Cluster of the run.
-    pub fn cluster(&self) -> &Cluster {
+    pub(crate) fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
     /// Measures the cost of the sessions while they only exchange heartbeats.
-    pub async fn measure_idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
+    pub(crate) async fn measure_idle(&self, time: Duration, teller: &Teller) -> Result<Idle> {
         teller.step(&format!("idle for {time:?}"));
         let (before, begun, sessions) = (usage(&self.cloud)?, Instant::now(), self.fleet.tally().sessions);
         tokio::time::sleep(time).await;

@@ -14,7 +14,7 @@ use super::people::{Cost, PeopleFigures, Scrapes};
 const NAME: usize = 44;
 
 /// Prints the figures to standard output.
-pub fn print(figures: &FleetFigures) {
+pub(crate) fn print(figures: &FleetFigures) {
     let FleetFigures { options, cluster, machine, connect, idle, job, people } = figures;
     println!("\n{} nodes, {} images, pulls take {}", options.nodes, options.images, options.pull);
     println!("{cluster} and all parts on this machine: {machine}\n");
@@ -60,7 +60,7 @@ pub(super) fn print_kruise(figures: &KruiseFigures) {
 }
 
 /// Prints the figures of `--old-jobs` to standard output.
-pub fn print_old_jobs(figures: &OldJobFigures) {
+pub(crate) fn print_old_jobs(figures: &OldJobFigures) {
     let OldJobFigures { options, machine, connect, job_bytes, reports, etcd_database, .. } = figures;
     println!("\n{} nodes, {} old jobs", options.nodes, options.old_jobs.unwrap_or(0));
     println!("all parts on this machine: {machine}\n");

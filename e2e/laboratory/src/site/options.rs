@@ -21,7 +21,7 @@ Examples:
 
 Everything runs on this machine: a box is a network namespace with an agent and a containerd of its own, about 100 MiB of
 memory and three times the image on the disk. Where many boxes unpack at the same time, this machine is slower than they
-would be: choose a rate at which one box alone takes a minute. It must be root. The program is target/release/site; it
+would be: choose a rate at which one box alone takes a minute. It must be root. The program is target/release/laboratory site; it
 needs the environment that e2e/setup/with-parts.sh makes.";
 
 /// Measures what one image costs a site: real agents, real containerds, a real registry and API server, and an uplink with
@@ -29,7 +29,7 @@ needs the environment that e2e/setup/with-parts.sh makes.";
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(version, after_help = EXAMPLES)]
 #[serde(rename_all = "camelCase")]
-pub struct SiteOptions {
+pub(crate) struct SiteOptions {
     /// Boxes of the site
     #[arg(long, short, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=150))]
     pub nodes: u8,

@@ -9,10 +9,9 @@ use clap::Parser;
 /// should be.
 #[derive(Clone, Debug, Parser)]
 #[command(
-    name = "storm",
     after_help = "Examples:\n  make storm MINUTES=30\n  make storm MINUTES=5 ARGS='--seed 7 --edges 50'"
 )]
-pub struct StormOptions {
+pub(crate) struct StormOptions {
     /// How long the storm blows. The start and the calm after it take some minutes more
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1440))]
     pub minutes: u64,

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use prepull_e2e::prelude::*;
 use prepull_e2e::usage::Usage;
 
-use crate::overhead::LAYERS;
-use crate::print_bar;
+use super::overhead::LAYERS;
+use super::print_bar;
 
 /// Measures the memory of both programs with real nodes, idle and busy, and the duration of a job.
-pub(crate) async fn measure() -> Result<()> {
+pub(super) async fn measure() -> Result<()> {
     println!("\nThree real nodes, one job of four images");
     let registry = Registry::start().user("alice", &password("alice")).await?;
     let cluster = Cluster::own().await?;

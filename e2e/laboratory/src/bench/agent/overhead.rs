@@ -10,8 +10,8 @@ use edgecore_prepull::images::puller::cri::CriPuller;
 use edgecore_prepull::tasks::executor::Executor;
 use prepull_e2e::prelude::*;
 
-use crate::pulls::{self, pull_directly, through_agent};
-use crate::{median, print_bar, ratios};
+use super::pulls::{self, pull_directly, through_agent};
+use super::{median, print_bar, ratios};
 
 /// Number of rounds of pulls. The median of their ratios ignores rounds that the machine disturbed.
 const ROUNDS: usize = 10;
@@ -22,12 +22,12 @@ const AND_FLUSHED: usize = 1;
 const AGENT: usize = 2;
 const FETCHED: usize = 3;
 /// Sizes of the layers of each image, as in a small application.
-pub(crate) const LAYERS: [u64; 3] = [16 * MIB; 3];
+pub(super) const LAYERS: [u64; 3] = [16 * MIB; 3];
 
 /// Compares pulls through the agent's executor with direct CRI calls. `PullImage` leaves its files in memory, and the
 /// agent doesn't report an image before it's on disk. So the bar is for the same call with the same flush, and the cost
 /// of the flush is shown separately.
-pub(crate) async fn measure() -> Result<()> {
+pub(super) async fn measure() -> Result<()> {
     println!(
         "\nOne image of {} MiB, {ROUNDS} times: PullImage, PullImage and a flush, and through the agent",
         LAYERS.iter().sum::<u64>() / MIB

@@ -11,9 +11,9 @@ use prepull_e2e::certs::Authority;
 use prepull_e2e::prelude::*;
 use prepull_e2e::usage::Usage;
 
-use crate::overhead::LAYERS;
-use crate::pulls::{self, pull_directly, through_agent};
-use crate::{median, print_bar, ratios};
+use super::overhead::LAYERS;
+use super::pulls::{self, pull_directly, through_agent};
+use super::{median, print_bar, ratios};
 
 /// Number of rounds of each comparison.
 const ROUNDS: usize = 3;
@@ -26,7 +26,7 @@ const IMAGES: usize = 5;
 /// Size of the image for measuring processor time.
 const LARGE: u64 = 64 * MIB;
 
-pub(crate) async fn measure() -> Result<()> {
+pub(super) async fn measure() -> Result<()> {
     for (name, rate, limit) in LINKS {
         over_a_link(name, rate, limit).await?;
     }

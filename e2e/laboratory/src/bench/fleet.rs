@@ -1,16 +1,15 @@
-//! `make bench`: the cost of one job over a fleet and of idle sessions, and the recovery of a fleet when cloudcore is
-//! killed, with the code of `make fleet`. A missed bar is reported and doesn't fail the program.
-//!
-//! `NODES` in the environment sets another size than 10,000 for the largest fleet.
+//! The cost of one job over a fleet and of idle sessions, and the recovery of a fleet when cloudcore is killed, with the
+//! code of `make fleet`.
 
-#![allow(clippy::print_stdout)]
-
+use std::process::ExitCode;
 use std::time::Duration;
 
 use prepull_e2e::prelude::*;
 use prepull_e2e::sim::PullDurations;
 use prepull_e2e::teller::Teller;
-use prepull_laboratory::fleet::{
+
+use super::print_bar;
+use crate::fleet::{
     Connect, FleetFigures, FleetOptions, Idle, JobFigures, Kill, OldJobFigures, print, print_old_jobs,
 };
 
@@ -26,8 +25,8 @@ const IDLE: Duration = Duration::from_secs(60);
 const SLOW: PullDurations = PullDurations::Between(Duration::from_secs(2), Duration::from_secs(20));
 const MIB_F: f64 = 1024.0 * 1024.0;
 
-#[tokio::main]
-async fn main() -> Result<()> {
+/// `NODES` in the environment sets another size than 10,000 for the largest fleet.
+pub(crate) async fn run() -> Result<ExitCode> {
     let nodes = match std::env::var("NODES") {
         Ok(nodes) => nodes.parse().with_context(|| format!("NODES={nodes} is no number"))?,
         Err(_) => NODES,
@@ -58,7 +57,7 @@ async fn main() -> Result<()> {
     let of = |what: &str| format!("a leader starts among {} old jobs: {what}", OLD_JOBS.min(nodes));
     print_bar(&of("ready after reading"), old.after_reading(), 5.0, " s");
     print_bar(&of("cloudcore's memory at most"), number(old.cloud_peak) / MIB_F, 400.0, " MiB");
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn one_job(options: &FleetOptions, teller: &Teller) -> Result<FleetFigures> {
@@ -120,12 +119,6 @@ fn print_bars(
         println!("  {}: {ended_seconds:.1} s after the kill", of("the job ended"));
         print_bar(&of("pulled twice"), number(job.pulled_twice), 0.0, "");
     }
-}
-
-/// Prints a value with its bar, and whether the bar is met.
-fn print_bar(what: &str, value: f64, limit: f64, unit: &str) {
-    let verdict = if value <= limit { "ok" } else { "MISSED" };
-    println!("  {what}: {value:.1}{unit} (bar {limit}{unit}) {verdict}");
 }
 
 fn kib(bytes: u64) -> f64 {

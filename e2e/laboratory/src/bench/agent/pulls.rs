@@ -18,10 +18,10 @@ use prepull_api::wire::PullKey;
 use prepull_e2e::prelude::*;
 use tokio::sync::{mpsc, watch};
 
-pub(crate) type Cri = ImageServiceClient<tonic::transport::Channel>;
+pub(super) type Cri = ImageServiceClient<tonic::transport::Channel>;
 
 /// The agent's executor, with downloads by the agent itself.
-pub(crate) fn fetching_executor(
+pub(super) fn fetching_executor(
     containerd: &Containerd,
     parallel_pulls: NonZeroUsize,
 ) -> Result<Executor<Fetching<CriPuller>>> {
@@ -31,7 +31,7 @@ pub(crate) fn fetching_executor(
 }
 
 /// A user and a password, for all images.
-pub(crate) fn key(user: &str, secret: &str) -> Arc<PullKey> {
+pub(super) fn key(user: &str, secret: &str) -> Arc<PullKey> {
     let credential = RegistryCredential {
         username: Sensitive::new(user),
         password: Sensitive::new(secret),
@@ -40,7 +40,7 @@ pub(crate) fn key(user: &str, secret: &str) -> Arc<PullKey> {
     Arc::new(PullKey::Credentials { credentials: vec![credential] })
 }
 
-pub(crate) async fn pull_directly(
+pub(super) async fn pull_directly(
     cri: &mut Cri,
     reference: &str,
     login: Option<(&str, &str)>,
@@ -56,7 +56,7 @@ pub(crate) async fn pull_directly(
     Ok(begun.elapsed())
 }
 
-pub(crate) async fn through_agent(
+pub(super) async fn through_agent(
     executor: &Executor<impl Puller>,
     references: &[String],
     key: &Arc<PullKey>,
