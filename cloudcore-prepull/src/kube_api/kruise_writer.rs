@@ -178,7 +178,8 @@ impl KruiseWriter {
                 self.write_status(&api, &id, generation, json!(status)).await
             }
             JobWrite::UpdateChild { list: _, child: id, version, spec } => {
-                replace_spec(&self.namespaced(&id), &id, version.as_deref(), json!(spec)).await
+                let spec = json!(ImagePullJobSpec::from(spec));
+                replace_spec(&self.namespaced(&id), &id, version.as_deref(), spec).await
             }
             JobWrite::DeleteChild { child: id, .. } => {
                 let api = self.namespaced::<ImagePullJob>(&id);
@@ -194,7 +195,7 @@ impl KruiseWriter {
                 let deleted = object_write::delete_unedited(&api, &id.name, &id.uid.0, generation).await;
                 deleted.map(|()| WriteOutcome::Done)
             }
-            JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec).await,
+            JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, spec.into()).await,
         }
     }
 
@@ -345,6 +346,7 @@ mod tests {
     use hyper::{Method, Request, Response};
     use kube::client::Body;
     use prepull_api::crd::kruise::ImagePullJobStatus;
+    use prepull_engine::kruise::jobs::ChildSpec;
 
     use super::*;
 
@@ -447,7 +449,7 @@ mod tests {
             list: id.clone(),
             child: id.clone(),
             version: version.map(str::to_owned),
-            spec: Box::default(),
+            spec: ChildSpec::default(),
         };
         assert_eq!(writer.write_job(status_write(&id, 0, "first")).await, WriteOutcome::Done);
         assert_eq!(

@@ -415,7 +415,7 @@ impl World {
                         (false, false) => WriteOutcome::Gone,
                     };
                 }
-                let mut child = ImagePullJob::new(&name, *spec);
+                let mut child = ImagePullJob::new(&name, spec.into());
                 child.metadata.owner_references = Some(vec![OwnerReference {
                     api_version: "apps.kruise.io/v1beta1".to_owned(),
                     kind: "ImageListPullJob".to_owned(),
@@ -433,8 +433,9 @@ impl World {
                         if replaces.is_some() && job.metadata.resource_version != replaces {
                             return WriteOutcome::Failed;
                         }
+                        let spec = ImagePullJobSpec::from(spec);
                         check_update(job, &spec);
-                        job.spec = *spec;
+                        job.spec = spec;
                         self.unreadable.remove(&child.name);
                         job.metadata.resource_version = Some(version);
                         *job.metadata.generation.get_or_insert(0) += 1;

@@ -29,7 +29,7 @@ mod tally;
 mod tests;
 
 use fleet::{KruiseFleet, Presence, SharedName};
-pub use io::{Action, Input, JobWrite, Pod, WriteTarget};
+pub use io::{Action, ChildSpec, Input, JobWrite, Pod, WriteTarget};
 use kind::KruiseJobObject;
 use lists::Lists;
 use pods::Pods;

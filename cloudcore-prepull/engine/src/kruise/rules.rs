@@ -39,6 +39,13 @@ pub(super) const MAX_SECRETS: usize = 16;
 /// Most bytes of the labels and annotations of `sandboxConfig`, as [`sandbox_bytes`] counts them: it is written into the
 /// NodeImages of all nodes, whose room is bounded as well.
 const MAX_SANDBOX: usize = 16 << 10;
+/// Most `selector.names`: twice the nodes that we measure with. A name takes a hundred bytes in memory, even one of four
+/// letters, and an object of 1.5 MiB has room for 200,000 of these.
+const MAX_NAMES: usize = 20_000;
+/// Most bytes that the children of a list repeat of its spec, all together: each child has the selectors of the list. It
+/// leaves 64 KiB to a list of 255 images, and anything that etcd takes to one of ten; without it, six lists of 1.3 MiB
+/// would fill etcd.
+const MAX_REPEATED: usize = 16 << 20;
 
 /// An ImagePullJob that can be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +131,21 @@ pub(super) fn list_job(spec: &ImageListPullJobSpec) -> Result<ValidListJob, Stri
     for image in images {
         image_of(image)?;
     }
-    Ok(ValidListJob { images: images.clone(), template: validate_template(template, nodes)? })
+    let valid = ValidListJob { images: images.clone(), template: validate_template(template, nodes)? };
+    check_repeated(template, images.len())?;
+    Ok(valid)
+}
+
+/// Checks that the children of a list of so many images have room for what they repeat of its spec.
+fn check_repeated(template: &PullJobTemplate, images: usize) -> Result<(), String> {
+    let size = serde_json::to_string(template).map_or(usize::MAX, |text| text.len());
+    let most = MAX_REPEATED / images;
+    if size <= most {
+        return Ok(());
+    }
+    Err(format!(
+        "the spec without its images takes {size} bytes, which each of the {images} ImagePullJobs repeats: give it at most {most}, for example by labels instead of names in selector, or name fewer images"
+    ))
 }
 
 const EMPTY_IMAGE: &str = "image can not be empty";
@@ -174,6 +195,12 @@ fn node_selector(selector: &NodeSelector) -> Result<NodeChoice, String> {
     let chosen: BTreeSet<NodeName> = names.iter().map(|name| NodeName(name.clone())).collect();
     if chosen.len() != names.len() {
         return Err("duplicated name in selector names".to_owned());
+    }
+    if names.len() > MAX_NAMES {
+        return Err(format!(
+            "selector has {} names: name at most {MAX_NAMES}, or select the nodes by labels",
+            names.len()
+        ));
     }
     Ok(NodeChoice::Names(chosen))
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use prepull_api::crd::kruise::{
     ImageListPullJob, ImageListPullJobStatus, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus,
+    PullJobTemplate,
 };
 use prepull_api::task::{JobUid, NodeName};
 use serde::{Deserialize, Serialize};
@@ -118,7 +119,7 @@ pub enum JobWrite {
         /// metadata.name of the child.
         name: String,
         /// The child's spec.
-        spec: Box<ImagePullJobSpec>,
+        spec: ChildSpec,
     },
     /// Replace the spec of a child.
     UpdateChild {
@@ -130,7 +131,7 @@ pub enum JobWrite {
         /// ended, and must be made again instead. `None`: it cannot be read, and has no end.
         version: Option<String>,
         /// The new spec.
-        spec: Box<ImagePullJobSpec>,
+        spec: ChildSpec,
     },
     /// Delete a child: the list no longer has its image, or it must be re-created.
     DeleteChild {
@@ -141,6 +142,21 @@ pub enum JobWrite {
         /// The child's image.
         image: String,
     },
+}
+
+/// The spec of a list's child. The writes of all children share the template, which may name thousands of nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChildSpec {
+    /// spec.image of the child.
+    pub image: String,
+    /// The rest of the spec.
+    pub template: Arc<PullJobTemplate>,
+}
+
+impl From<ChildSpec> for ImagePullJobSpec {
+    fn from(ChildSpec { image, template }: ChildSpec) -> Self {
+        Self { image, template: Arc::unwrap_or_clone(template) }
+    }
 }
 
 impl JobWrite {

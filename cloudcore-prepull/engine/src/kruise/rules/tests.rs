@@ -292,3 +292,23 @@ fn what_every_node_would_store_is_bounded() {
         assert!(refused.starts_with("sandboxConfig takes 96018 bytes"), "{refused}");
     }
 }
+
+#[test]
+fn what_every_child_would_repeat_is_bounded() {
+    let names = |count: usize| json!({"names": (0..count).map(|i| format!("{i:05}")).collect::<Vec<_>>()});
+    assert!(pull(&json!({"selector": names(20_000)})).is_ok());
+    let refused = pull(&json!({"selector": names(20_001)})).unwrap_err();
+    assert_eq!(refused, "selector has 20001 names: name at most 20000, or select the nodes by labels");
+    let images: Vec<String> = (0..255).map(|i| format!("app:{i}")).collect();
+    assert!(list(&json!({"images": images, "selector": names(8_000)})).is_ok());
+    assert!(list(&json!({"images": images[..10], "selector": names(20_000)})).is_ok());
+    let long = "v".repeat(70_000);
+    for selector in [json!({"selector": names(10_000)}), json!({"selector": {"names": [long]}})] {
+        let refused = list(&with(json!({"images": images}), &selector)).unwrap_err();
+        assert!(refused.starts_with("the spec without its images takes "), "{refused}");
+        assert!(
+            refused.contains("each of the 255 ImagePullJobs repeats: give it at most 65793, "),
+            "{refused}"
+        );
+    }
+}

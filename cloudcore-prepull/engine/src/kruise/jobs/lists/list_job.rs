@@ -1,11 +1,12 @@
 //! One ImageListPullJob, until its final status is written.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prepull_api::crd::kruise::{
-    FailedImageStatus, ImageListPullJob, ImageListPullJobStatus, ImagePullJobSpec, PullJobTemplate,
+    FailedImageStatus, ImageListPullJob, ImageListPullJobStatus, PullJobTemplate,
 };
 
 use super::child::{Children, ListChild, SpecFingerprint};
@@ -14,7 +15,7 @@ use crate::kruise::jobs::kind::KruiseJobObject;
 use crate::kruise::jobs::lifecycle::Lifecycle;
 use crate::kruise::jobs::registry::RunningJob;
 use crate::kruise::jobs::tag_requests::child_name;
-use crate::kruise::jobs::{Action, Effects, JobWrite, metadata, status};
+use crate::kruise::jobs::{Action, ChildSpec, Effects, JobWrite, metadata, status};
 use crate::kruise::rules::{self, Completion, ValidListJob};
 use crate::shared::events::ObjectKind;
 use crate::shared::objects::ObjectId;
@@ -26,7 +27,7 @@ const KIND: ObjectKind = ObjectKind::ImageListPullJob;
 #[derive(Debug)]
 struct ListPlan {
     list: ValidListJob,
-    template: PullJobTemplate,
+    template: Arc<PullJobTemplate>,
     fingerprint: SpecFingerprint,
 }
 
@@ -79,7 +80,7 @@ impl RunningListJob {
                 template.completion_policy.ttl_seconds_after_finished = None;
                 let fingerprint = SpecFingerprint::of_template(&template);
                 self.lifecycle.clear_refusal();
-                self.plan = Some(ListPlan { list, template, fingerprint });
+                self.plan = Some(ListPlan { list, template: Arc::new(template), fingerprint });
             }
             // Unlike those of a job that is refused, the children go on by the last valid spec.
             Err(reason) => self.lifecycle.refuse(reason, fx),
@@ -213,8 +214,7 @@ impl RunningListJob {
                 writes.note_deletion(plan.fingerprint.work);
             }
             let (list, image) = (list.clone(), image.to_owned());
-            let spec =
-                || Box::new(ImagePullJobSpec { image: image.clone(), template: plan.template.clone() });
+            let spec = || ChildSpec { image: image.clone(), template: plan.template.clone() };
             fx.emit(Action::Write(match (write, child.map(|child| (child.id.clone(), &child.version))) {
                 (ChildWrite::Delete, Some((child, _))) => JobWrite::DeleteChild { list, child, image },
                 (_, Some((child, version))) => {

@@ -224,13 +224,13 @@ impl Driver {
                 }
             }
             JobWrite::DeleteListJob(..) => {}
-            JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, *spec),
+            JobWrite::CreateChild { list, name, spec } => self.create_child(&list, &name, spec.into()),
             JobWrite::UpdateChild { child, version, spec, .. } => {
                 let mut job = self.api[&child.name].clone();
                 if version.is_some_and(|version| job.metadata.resource_version != Some(version)) {
                     return WriteOutcome::Failed;
                 }
-                job.spec = *spec;
+                job.spec = spec.into();
                 self.raise(&mut job.metadata, true);
                 self.put_job(job);
             }

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::super::tag_requests::child_name;
@@ -57,6 +59,18 @@ fn child_names_depend_on_list_and_image() {
     let long = child_name(&format!("{}.{}", "a".repeat(241), "b".repeat(11)), "nginx");
     assert!(long.len() < 253 && long.starts_with(&format!("{}-", "a".repeat(241))), "{long}");
     assert_eq!(child_name(&"a".repeat(253), "nginx").len(), 253);
+}
+
+#[test]
+fn the_writes_of_children_share_the_template() {
+    let mut d = Driver::with(THREE);
+    d.list("list", spec(&json!({"selector": {"names": ["a"]}})));
+    let template = |action: &Action| match action {
+        Action::Write(JobWrite::CreateChild { spec, .. }) => Some(spec.template.clone()),
+        _ => None,
+    };
+    let templates: Vec<_> = d.log.iter().filter_map(template).collect();
+    assert!(templates.len() == 2 && Arc::ptr_eq(&templates[0], &templates[1]), "{templates:?}");
 }
 
 #[test]

@@ -258,7 +258,7 @@ impl World {
                     let is_there = self.api.values().any(is_ours);
                     return if is_there { WriteOutcome::Done } else { WriteOutcome::Gone };
                 }
-                let mut job = ImagePullJob::new(&name, *spec);
+                let mut job = ImagePullJob::new(&name, spec.into());
                 job.metadata = self.metadata(&name);
                 job.metadata.owner_references = Some(vec![owner(&list)]);
                 let uid = JobUid(job.metadata.uid.clone().unwrap());
@@ -270,7 +270,7 @@ impl World {
                 if job.metadata.resource_version != version {
                     return WriteOutcome::Failed;
                 }
-                job.spec = *spec;
+                job.spec = spec.into();
                 self.tell_job(&child.uid);
             }
             JobWrite::DeleteChild { child, .. } => {
