@@ -18,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 use super::lapsed::AcceptsExpired;
 use super::{CaSet, PkiError};
 
-/// The interval of checks whether the certificate is due for renewal. A month is left when it is due.
-const CHECK_EVERY: Duration = Duration::from_secs(24 * 3600);
+/// The interval of checks whether the certificate is due for renewal. A month is left when it is due, unless the clock was
+/// wrong when it was issued and is set right: then the fleet waits for it.
+const CHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// What the listeners serve with, and what certificates are signed with: replaced as a whole when the certificate is
 /// renewed or the CAs change.
@@ -91,17 +92,19 @@ impl ServerIdentity {
             match self.renew_if_due(SystemTime::now()) {
                 Ok(true) => tracing::info!("the server certificate was renewed"),
                 Ok(false) => {}
-                // Not fatal: a month of daily attempts is left.
+                // Not fatal: a month of attempts is left.
                 Err(error) => tracing::error!(%error, "the server certificate was not renewed"),
             }
         }
     }
 
-    /// Renews the certificate if a third or less of its lifetime is left. Returns whether it did.
+    /// Renews the certificate if a third or less of its lifetime is left, or if it was issued by a clock that was ahead: edges
+    /// refuse it until that time. Returns whether it did.
     fn renew_if_due(&self, now: SystemTime) -> Result<bool, PkiError> {
         let serving = self.serving();
         let life = serving.not_after.duration_since(serving.issued).unwrap_or_default();
-        if serving.not_after.duration_since(now).unwrap_or_default() > life / 3 {
+        let left = serving.not_after.duration_since(now).unwrap_or_default();
+        if now >= serving.issued && left > life / 3 {
             return Ok(false);
         }
         self.reissue(Arc::clone(&serving.cas), now).map(|()| true)
@@ -238,5 +241,15 @@ mod tests {
         assert!(identity.renew_if_due(SystemTime::now() + 61 * day).unwrap());
         assert!(identity.serving().not_after > first.not_after);
         assert!(!identity.renew_if_due(SystemTime::now() + 62 * day).unwrap());
+    }
+
+    #[test]
+    fn a_certificate_renews_when_the_clock_goes_back() {
+        let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
+        let identity = ServerIdentity::new(authority, &[]).unwrap();
+        let (first, right) = (identity.serving(), SystemTime::now() - Duration::from_secs(8 * 3600));
+        assert!(identity.renew_if_due(right).unwrap());
+        assert!(identity.serving().not_after < first.not_after);
+        assert!(!identity.renew_if_due(right + CHECK_EVERY).unwrap());
     }
 }
