@@ -24,6 +24,11 @@ type WatchedObject<K> = Result<Box<K>, Unreadable>;
 
 /// NodeImages in one answer: one may have a megabyte, and those of twenty images have 50 KiB.
 const NODE_IMAGES_IN_PAGE: u32 = 100;
+/// Jobs in one answer, of either kind: any user of a namespace can make one of 1.4 MiB, and the client's own page of 500 would
+/// be 700 MiB.
+const JOBS_IN_PAGE: u32 = 50;
+/// Pods in one answer: those of a user may be as large as jobs, and most have 10 KiB.
+const PODS_IN_PAGE: u32 = 100;
 
 /// Watches all NodeImages for ever. Of a list that arrives no more is kept than the engine keeps: whole NodeImages of ten
 /// thousand nodes with twenty images would be half a gigabyte.
@@ -61,7 +66,7 @@ pub(crate) async fn pull_jobs(client: Client, inputs: mpsc::Sender<engine::Input
     };
     follow_objects(
         Api::<Guarded<ImagePullJob>>::all(client),
-        watcher_config(),
+        watcher_config().page_size(JOBS_IN_PAGE),
         inputs,
         into_readable,
         watched,
@@ -79,7 +84,7 @@ pub(crate) async fn list_jobs(client: Client, inputs: mpsc::Sender<engine::Input
     };
     follow_objects(
         Api::<Guarded<ImageListPullJob>>::all(client),
-        watcher_config(),
+        watcher_config().page_size(JOBS_IN_PAGE),
         inputs,
         into_readable,
         watched,
@@ -107,7 +112,7 @@ pub(crate) async fn pods(
             },
             begins: None,
         };
-        let scheduled = watcher_config().fields(SCHEDULED);
+        let scheduled = watcher_config().fields(SCHEDULED).page_size(PODS_IN_PAGE);
         tokio::select! {
             () = follow_objects(Api::<PodView>::all(client.clone()), scheduled, inputs.clone(), pod_from_view, watched) => return,
             _ = are_needed.wait_for(|needed| !needed) => {}
@@ -149,5 +154,35 @@ fn pod_from_view(view: PodView) -> Pod {
         name: metadata.name.unwrap_or_default(),
         labels: metadata.labels.unwrap_or_default(),
         node: spec.node_name.filter(|name| counts && !name.is_empty()).map(NodeName),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::kube_api::fake_api::client_answering;
+
+    #[tokio::test]
+    async fn lists_of_large_objects_come_in_small_pages() {
+        let (client, requests) = client_answering(
+            |_| json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}),
+        );
+        let (inputs, mut lists) = mpsc::channel(8);
+        let (_needed, are_needed) = watch::channel(true);
+        tokio::spawn(pull_jobs(client.clone(), inputs.clone()));
+        tokio::spawn(list_jobs(client.clone(), inputs.clone()));
+        tokio::spawn(pods(client, are_needed, inputs));
+        for _ in 0..3 {
+            lists.recv().await.unwrap();
+        }
+        let requests = requests.lock().unwrap();
+        for (kind, limit) in
+            [("/imagepulljobs?", "limit=50"), ("/imagelistpulljobs?", "limit=50"), ("/pods?", "limit=100")]
+        {
+            let is_limited = |list: &String| list.contains(kind) && list.split('&').any(|part| part == limit);
+            assert!(requests.iter().any(is_limited), "{kind} {requests:?}");
+        }
     }
 }
