@@ -5,7 +5,7 @@
 //! an `eventTime`, as kube's own `Recorder` sets it, older servers refuse them there (1.20, for one).
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as CoreEvent, EventSource, ObjectReference};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use prepull_api::crd::kruise;
 use prepull_engine::shared::events::{ObjectEvent, ObjectKind};
 use prepull_engine::shared::objects::ObjectId;
-use prepull_engine::shared::pacing::TokenBucket;
+use prepull_engine::shared::pacing::{BucketPerKey, TokenBucket};
 use prepull_engine::shared::reasons;
 use prepull_program::errors::with_causes;
 use tokio::sync::mpsc;
@@ -35,6 +35,13 @@ const NAME_PART: usize = 200;
 const SUCCESSES: (f64, f64) = (50.0, 1.0);
 /// Burst and rate per second of events about failed pulls of single nodes: operators look for these.
 const FAILURES: (f64, f64) = (100.0, 5.0);
+/// Burst and rate per second of all other events about the objects of one kind in one namespace: a user may edit a job hundreds
+/// of times a second, and each edit may have an event. Both kinds and the bursts above fit into [`QUEUE`] together.
+const OF_NAMESPACE: (f64, f64) = (50.0, 1.0);
+/// Most namespaces and kinds that are remembered because they were busy within the last minute.
+const MAX_NAMESPACES: usize = 1024;
+/// How long the API server may take for an event: those behind it wait, for example while a webhook on events hangs.
+const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
 
 type EventBucket = TokenBucket<Instant>;
 
@@ -44,17 +51,25 @@ pub(crate) struct Events {
     queue: mpsc::Sender<ObjectEvent>,
     successes: Arc<Mutex<EventBucket>>,
     failures: Arc<Mutex<EventBucket>>,
+    namespaces: Arc<Mutex<BucketPerKey<(String, ObjectKind), Instant>>>,
 }
 
 impl Events {
     pub(crate) fn start(client: Client) -> Self {
         let (queue, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(publish_events(client, receiver));
-        let bucket = |(burst, per_second)| Arc::new(Mutex::new(EventBucket::new(per_second, burst)));
-        Self { queue, successes: bucket(SUCCESSES), failures: bucket(FAILURES) }
+        Self::with_queue(queue)
     }
 
-    /// Queues an event. Those of single images on single nodes are dropped beyond a rate: the status has them too.
+    fn with_queue(queue: mpsc::Sender<ObjectEvent>) -> Self {
+        let bucket = |(burst, per_second)| Arc::new(Mutex::new(EventBucket::new(per_second, burst)));
+        let namespaces = BucketPerKey::new(OF_NAMESPACE.1, OF_NAMESPACE.0, MAX_NAMESPACES);
+        let (successes, failures) = (bucket(SUCCESSES), bucket(FAILURES));
+        Self { queue, successes, failures, namespaces: Arc::new(Mutex::new(namespaces)) }
+    }
+
+    /// Queues an event. Those of single images on single nodes are dropped beyond a rate, and so are those of one namespace:
+    /// the status has them too.
     pub(crate) fn send(&self, event: ObjectEvent) {
         let ObjectEvent { kind, object, warning, reason, note } = &event;
         match (kind, warning) {
@@ -62,12 +77,20 @@ impl Events {
             (ObjectKind::ImagePrePullJob, false) => info!(job = object.name, reason, note, "event"),
             _ => debug!(kind = kind.as_str(), %object, reason, note, "event"),
         }
-        let bucket = if *warning { &self.failures } else { &self.successes };
-        let mut bucket = bucket.lock();
-        if !reasons::is_of_one_image(reason) || bucket.try_take(1.0, Instant::now()).is_ok() {
+        if self.is_due(&event, Instant::now()) {
             let queued = self.queue.try_send(event);
             queued.unwrap_or_else(|error| warn!(%error, "an event was dropped"));
         }
+    }
+
+    fn is_due(&self, event: &ObjectEvent, now: Instant) -> bool {
+        let ObjectEvent { kind, object, warning, reason, note: _ } = event;
+        if reasons::is_of_one_image(reason) {
+            let bucket = if *warning { &self.failures } else { &self.successes };
+            return bucket.lock().try_take(1.0, now).is_ok();
+        }
+        let key = (object.namespace.clone(), *kind);
+        object.namespace.is_empty() || self.namespaces.lock().try_take(&key, now).is_ok()
     }
 }
 
@@ -77,8 +100,12 @@ async fn publish_events(client: Client, mut events: mpsc::Receiver<ObjectEvent>)
         let (object, reason) = (event.object.clone(), event.reason);
         let api: Api<CoreEvent> = Api::namespaced(client.clone(), namespace_of(&event.object));
         let event = core_event(event, instance.clone(), Timestamp::now());
-        if let Err(error) = api.create(&post_params(), &event).await {
-            warn!(%object, reason, error = with_causes(&error), "an event was not published");
+        match tokio::time::timeout(PUBLISH_WITHIN, api.create(&post_params(), &event)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                warn!(%object, reason, error = with_causes(&error), "an event was not published");
+            }
+            Err(_) => warn!(%object, reason, "an event was not published in {PUBLISH_WITHIN:?}"),
         }
     }
 }
@@ -131,21 +158,58 @@ fn core_event(event: ObjectEvent, instance: Option<String>, now: Timestamp) -> C
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::convert::Infallible;
 
+    use hyper::{Request, Response};
+    use kube::client::Body;
     use prepull_api::task::JobUid;
 
     use super::*;
 
+    fn object_event(kind: ObjectKind, namespace: &str, name: String, reason: &'static str) -> ObjectEvent {
+        let object = ObjectId { namespace: namespace.to_owned(), name, uid: JobUid("u".to_owned()) };
+        ObjectEvent { kind, object, warning: true, reason, note: "why".to_owned() }
+    }
+
     fn event(name: String) -> CoreEvent {
-        let event = ObjectEvent {
-            kind: ObjectKind::ImagePrePullJob,
-            object: ObjectId { namespace: String::new(), name, uid: JobUid("u".to_owned()) },
-            warning: true,
-            reason: "Failed",
-            note: "why".to_owned(),
-        };
+        let event = object_event(ObjectKind::ImagePrePullJob, "", name, "Failed");
         core_event(event, None, Timestamp::from_second(1_000_000_000).unwrap())
+    }
+
+    #[test]
+    fn no_namespace_takes_the_room_of_others() {
+        let (queue, mut queued) = mpsc::channel(QUEUE);
+        let events = Events::with_queue(queue);
+        for _ in 0..1000 {
+            for kind in [ObjectKind::ImagePullJob, ObjectKind::ImageListPullJob] {
+                events.send(object_event(kind, "team", "job".to_owned(), reasons::INVALID));
+                events.send(object_event(kind, "team", "job".to_owned(), reasons::PULL_IMAGE_FAILED));
+            }
+        }
+        events.send(object_event(ObjectKind::ImagePullJob, "other", "job".to_owned(), reasons::FAILED));
+        events.send(object_event(ObjectKind::Node, "", "edge-1".to_owned(), reasons::SUPERSEDED_KEY));
+        let mut seen = Vec::new();
+        while let Ok(event) = queued.try_recv() {
+            seen.push(event.reason);
+        }
+        let of_team = seen.iter().filter(|reason| **reason == reasons::INVALID).count();
+        assert!((100..120).contains(&of_team), "{of_team}");
+        assert_eq!(seen[seen.len() - 2..], [reasons::FAILED, reasons::SUPERSEDED_KEY]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_waits_briefly_for_the_one_before() {
+        let hang = |_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>();
+        let client = Client::new(tower::service_fn(hang), "default");
+        let (queue, receiver) = mpsc::channel(QUEUE);
+        for name in ["one", "two"] {
+            let event = object_event(ObjectKind::Node, "", name.to_owned(), reasons::SUPERSEDED_KEY);
+            queue.try_send(event).unwrap();
+        }
+        drop(queue);
+        let begun = tokio::time::Instant::now();
+        publish_events(client, receiver).await;
+        assert_eq!(begun.elapsed().as_secs(), 2 * PUBLISH_WITHIN.as_secs());
     }
 
     #[test]
