@@ -29,8 +29,8 @@ use crate::images::puller::{ErrorClass, PullError};
 /// The digests of the blobs of an image that have arrived in the content store.
 pub(super) type ArrivedBlobs = watch::Sender<HashSet<String>>;
 
-/// Unpacks the layers of an image as they arrive, until the last one or until a failure. The runtime then continues,
-/// and reports the failure better. Returns the snapshot name of the whole image.
+/// Unpacks the layers of an image as they arrive, until the last one or until a failure. Returns the snapshot name of the
+/// whole image, or why the rest of its deltas is of no use: the runtime continues, and reports the failure better.
 ///
 /// # Errors
 /// The runtime ended. Left to it, such an image would make it end for ever: each attempt after that would find only that
@@ -38,19 +38,21 @@ pub(super) type ArrivedBlobs = watch::Sender<HashSet<String>>;
 pub(super) async fn unpack_ahead(
     download: &Download<'_>,
     arrived: &ArrivedBlobs,
-) -> Result<Option<String>, FetchStop> {
+) -> Result<Result<String, UnusedDelta>, FetchStop> {
+    let not_layer_by_layer =
+        || UnusedDelta::new(NoDelta::NotUnpacked, "the image couldn't be unpacked layer by layer");
     let image = download.image;
     wait_for(arrived, &image.config).await;
     let config = download.fetcher.store.read(&image.config.digest).await.unwrap_or_default();
     let diffs = parse_diffs(&config);
     if diffs.len() != image.stacked_layers().count() {
-        return Ok(None);
+        return Ok(Err(not_layer_by_layer()));
     }
     let mut parent = None;
     for (stacked, diff) in image.stacked_layers().zip(&diffs) {
         let Some(layer) = download.layers.iter().find(|layer| layer.descriptor.digest == stacked.digest)
         else {
-            return Ok(None);
+            return Ok(Err(not_layer_by_layer()));
         };
         match (UnpackStep { download, arrived, layer, diff, parent }).unpack().await {
             Ok(()) => {}
@@ -61,12 +63,14 @@ pub(super) async fn unpack_ahead(
                     why = why.why,
                     "not unpacked ahead; the runtime unpacks the rest"
                 );
-                return Ok(None);
+                // The layer's other faults are no fault of the deltas of others.
+                let is_full = why.code == NoDelta::NoRoom;
+                return Ok(Err(if is_full { why } else { not_layer_by_layer() }));
             }
         }
         parent = Some(diff.chain_id.as_str());
     }
-    Ok(parent.map(str::to_owned))
+    Ok(parent.map(str::to_owned).ok_or_else(not_layer_by_layer))
 }
 
 /// A layer to unpack on top of its parent.

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use futures::future;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use prepull_api::task::{ByteProgress, NoDelta};
+use prepull_api::task::ByteProgress;
 use tokio::time::sleep;
 
 use super::ahead::{ArrivedBlobs, unpack_ahead};
-use super::delta::UnusedDelta;
 use super::download::Download;
 use super::downloads::Layer;
 use super::fetcher::AHEAD;
@@ -92,15 +91,14 @@ impl Download<'_> {
             never = keep_reporting => { let never: Infallible = never; match never {} }
         };
         let ((), _, unpacked) = ended?;
-        if unpacked.is_none() {
+        if let Err(unused) = &unpacked {
             // The runtime unpacks the rest, and must find the layers.
             let by_delta = layers.iter().filter(|layer| layer.delta.is_some() && layer.whole.get().is_none());
             for layer in by_delta.filter(|layer| !layer.is_needless) {
-                let why = "the image couldn't be unpacked layer by layer";
-                self.fetch_whole(layer, UnusedDelta::new(NoDelta::NotUnpacked, why)).await?;
+                self.fetch_whole(layer, unused.clone()).await?;
             }
         }
         report();
-        Ok(unpacked)
+        Ok(unpacked.ok())
     }
 }
