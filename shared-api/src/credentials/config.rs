@@ -16,6 +16,12 @@ use crate::image::NormalizedReference;
 const SECRET_TYPES: [(&str, &str); 2] =
     [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
 
+/// The most bytes of a Secret's credentials that are parsed: a thousand logins with the tokens of clouds. A Secret may have
+/// 1 MiB, whose smallest entries take 40 MiB once parsed, and each job may name 16 of them.
+const MAX_BYTES: usize = 256 * 1024;
+/// The most entries of a Secret: each dispatch to a node compares its images with all of them.
+const MAX_ENTRIES: usize = 1024;
+
 /// The entries of one or more registry secrets. A malformed entry is kept as such, so that it fails only the images
 /// that need it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +77,18 @@ pub enum SecretError {
         /// What is required of the object, as the end of the sentence.
         within: &'static str,
     },
+    /// The value is larger than any that registries need.
+    #[error("{key} has {count} {what}; at most {most} are accepted: split it into several Secrets")]
+    TooLarge {
+        /// The key in the secret.
+        key: &'static str,
+        /// What there is too much of.
+        what: &'static str,
+        /// How much there is of it.
+        count: usize,
+        /// How much there may be.
+        most: usize,
+    },
     /// One entry cannot be used.
     #[error("the entry for {registry} {problem}")]
     Entry {
@@ -116,8 +134,12 @@ impl RegistryConfig {
             return Err(SecretError::Type(abbreviate(type_)));
         };
         let bytes = data.get(key).ok_or(SecretError::Key(key))?;
+        check_size(key, "bytes", bytes.len(), MAX_BYTES)?;
         let object = json_object(key, bytes)?;
-        if key == ".dockercfg" { Ok(Self::from_entries(object)) } else { Self::from_auths(key, object) }
+        let config =
+            if key == ".dockercfg" { Self::from_entries(object) } else { Self::from_auths(key, object)? };
+        check_size(key, "entries", config.entries.len(), MAX_ENTRIES)?;
+        Ok(config)
     }
 
     /// Reads Docker's `config.json`.
@@ -197,11 +219,15 @@ impl RegistryConfig {
     }
 
     /// Keys of all entries as written in the secret, sorted.
-    pub fn registries(&self) -> Vec<String> {
-        let mut keys: Vec<_> = self.entries.iter().map(|entry| entry.key.clone()).collect();
-        keys.sort();
+    pub fn registries(&self) -> Vec<&str> {
+        let mut keys: Vec<_> = self.entries.iter().map(|entry| entry.key.as_str()).collect();
+        keys.sort_unstable();
         keys
     }
+}
+
+fn check_size(key: &'static str, what: &'static str, count: usize, most: usize) -> Result<(), SecretError> {
+    if count <= most { Ok(()) } else { Err(SecretError::TooLarge { key, what, count, most }) }
 }
 
 fn json_object(key: &'static str, bytes: &[u8]) -> Result<Map<String, Value>, SecretError> {

@@ -220,6 +220,27 @@ fn both_types_of_secret_are_parsed() {
 }
 
 #[test]
+fn a_secret_of_too_many_entries_is_refused() {
+    let parse = |entries: usize, password: usize| {
+        let entry = json!({"username": "u", "password": "p".repeat(password)});
+        let entries: serde_json::Map<_, _> =
+            (0..entries).map(|n| (format!("r{n}.io"), entry.clone())).collect();
+        let old = secret("kubernetes.io/dockercfg", ".dockercfg", &json!(entries).to_string());
+        let new = json!({ "auths": entries }).to_string();
+        let new = secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", &new);
+        let refusal = |result: Result<_, String>| result.err().unwrap_or_default();
+        [refusal(old), refusal(new)]
+    };
+    assert_eq!(parse(1024, 100), ["", ""]);
+    for error in parse(1025, 100) {
+        assert!(error.contains(" has 1025 entries; at most 1024 are accepted"), "{error}");
+    }
+    for error in parse(100_000, 1).into_iter().chain(parse(1, 256 * 1024)) {
+        assert!(error.contains("bytes; at most 262144 are accepted"), "{error}");
+    }
+}
+
+#[test]
 fn an_error_about_a_secret_never_quotes_it() {
     let (new, new_key) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
     for (type_, key, value, message) in [

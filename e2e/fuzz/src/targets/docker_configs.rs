@@ -63,7 +63,7 @@ pub(crate) fn check_credentials(config: &RegistryConfig) {
 
 /// Checks that a text shows none of the credentials. It may contain those that are a part of a registry's name, or too
 /// short to be significant.
-fn assert_hidden(printed: &str, credentials: &[RegistryCredential], keys: &[String]) {
+fn assert_hidden(printed: &str, credentials: &[RegistryCredential], keys: &[&str]) {
     let keys = format!("{keys:?}");
     for credential in credentials {
         let RegistryCredential { server: _, username, password, identity_token, registry_token } = credential;

@@ -302,7 +302,7 @@ fn allow_command(secret: &SecretRef, user: SecretUser<'_>) -> String {
 }
 
 /// The registries of a secret, as many as a person reads.
-fn list_registries(registries: &[String]) -> String {
+fn list_registries(registries: &[&str]) -> String {
     const LISTED: usize = 10;
     match registries.len() {
         0 => "none at all".to_owned(),
