@@ -78,7 +78,8 @@ impl Secrets {
     }
 
     /// The secret, or the reason why there is none. That is final unless it is [`SecretLookup::Error`]: then the
-    /// API server has failed for some seconds. Dropping the future loses nothing.
+    /// API server has failed for some seconds. An API server that has just started refuses what it allows once it knows
+    /// the roles, so a refusal is final only after [`READ_LIMIT`]. Dropping the future loses nothing.
     ///
     /// `user` needs the consent of the secret's owner. We remember a missing consent as briefly as a missing secret.
     pub(crate) async fn get(&self, secret: &SecretRef, user: Option<SecretUser<'_>>) -> SecretLookup {
@@ -106,7 +107,7 @@ impl Secrets {
             loop {
                 match self.try_read(secret).await {
                     Ok(lookup) => return lookup,
-                    Err(error) => last = Some(with_causes(&error)),
+                    Err(error) => last = Some(error),
                 }
                 tokio::time::sleep(backoff.next_wait()).await;
             }
@@ -114,7 +115,13 @@ impl Secrets {
         if let Ok(lookup) = tokio::time::timeout(READ_LIMIT, read).await {
             return lookup;
         }
-        let reason = last.unwrap_or_else(|| format!("the API server has not answered within {READ_LIMIT:?}"));
+        let reason = match last {
+            Some(Error::Api(answer)) if answer.code == 403 => {
+                return SecretLookup::Forbidden(answer.message);
+            }
+            Some(error) => with_causes(&error),
+            None => format!("the API server has not answered within {READ_LIMIT:?}"),
+        };
         // Once a minute: it is tried again for as long as a node needs it.
         if self.log.is_due("read a secret", &reason, Instant::now()) {
             warn!(%secret, reason, "this secret cannot be read, and maybe others; the nodes that need it wait");
@@ -130,9 +137,6 @@ impl Secrets {
             Ok(found) => Ok(SecretLookup::from_secret(&found)),
             Err(Error::Api(answer)) if answer.code == 404 && !is_unserved(&answer) => {
                 Ok(SecretLookup::Missing)
-            }
-            Err(Error::Api(answer)) if answer.code == 403 => {
-                Ok(SecretLookup::Forbidden(answer.message.clone()))
             }
             Err(error) => Err(error),
         }
@@ -210,19 +214,21 @@ mod tests {
         assert!(is_fresh(&ago(ABSENT_TTL), None));
     }
 
-    /// An API server that answers 500 for the secret `lost`, 401 for `unknown-user`, 403 for `forbidden`, 404 for `missing`,
-    /// a 404 that names no secret for `unserved`, and never for others. Counts requests.
+    /// An API server that answers 500 for the secret `lost`, 401 for `unknown-user`, 403 for `forbidden`, 403 twice and then
+    /// the secret for `late`, 404 for `missing`, a 404 that names no secret for `unserved`, and never for others. Counts
+    /// requests.
     fn failing_api_server() -> (Secrets, Arc<AtomicUsize>) {
         let requests = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&requests);
         let serve = move |request: Request<Body>| {
-            count.fetch_add(1, Ordering::Relaxed);
+            let earlier = count.fetch_add(1, Ordering::Relaxed);
             async move {
                 let name = request.uri().path().rsplit('/').next().unwrap_or_default();
                 let code = match name {
                     "lost" => 500,
                     "unknown-user" => 401,
-                    "forbidden" => 403,
+                    "late" if earlier >= 2 => 200,
+                    "forbidden" | "late" => 403,
                     "missing" | "unserved" => 404,
                     _ => std::future::pending().await,
                 };
@@ -230,8 +236,11 @@ mod tests {
                 let status = json!({
                     "kind": "Status", "apiVersion": "v1", "message": "no key", "code": code, "details": details
                 });
-                let text =
-                    if name == "unserved" { "404 page not found".to_owned() } else { status.to_string() };
+                let text = match code {
+                    200 => json!({ "metadata": { "name": name } }).to_string(),
+                    _ if name == "unserved" => "404 page not found".to_owned(),
+                    _ => status.to_string(),
+                };
                 let body = Body::from(text.into_bytes());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
             }
@@ -263,6 +272,15 @@ mod tests {
             let lookup = secrets.get(&secret(name), None).await;
             assert_eq!(!matches!(lookup, SecretLookup::Error(_)), is_final, "{name}: {lookup:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_counts_only_if_it_lasts() {
+        let (secrets, _) = failing_api_server();
+        let late = secret("late");
+        assert!(secrets.look_again(&late).await.is_none(), "the cache takes over no refusal");
+        let lookup = secrets.get(&late, None).await;
+        assert!(matches!(lookup, SecretLookup::Found(_)), "{lookup:?}");
     }
 
     #[tokio::test(start_paused = true)]
