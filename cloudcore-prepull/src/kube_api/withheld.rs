@@ -43,10 +43,11 @@ impl Withheld {
         }
     }
 
-    /// Logs the problems with a user's secrets, each once a minute however many nodes need them.
+    /// Logs the problems with a user's secrets, each once a minute however many nodes need them. A NodeImage is a user for
+    /// each node, so one of them stands for all with the same problem.
     pub(crate) fn log(&self, user: &str, details: &[String], now: Instant) {
         for detail in details {
-            if self.is_due(&format!("{user} {detail}"), now) {
+            if self.is_due(detail, now) {
                 warn!(user, detail, "a registry secret is of no use");
             }
         }
@@ -96,6 +97,15 @@ mod tests {
         assert_eq!(withheld.by_secret(now + FORGOTTEN_AFTER).len(), 1, "only what was asked for again");
         withheld.end_wait(&all[0], &job);
         assert!(withheld.by_secret(later).is_empty());
+    }
+
+    #[test]
+    fn one_node_stands_for_all_in_the_log() {
+        let (withheld, now) = (Withheld::default(), Instant::now());
+        for node in 0..LINES {
+            withheld.log(&format!("nodeimage/edge-{node}"), &["no entry".to_owned()], now);
+        }
+        assert_eq!(withheld.logged.lock().len(), 1);
     }
 
     #[test]

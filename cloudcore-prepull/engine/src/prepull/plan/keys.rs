@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
+use prepull_api::abbreviate::abbreviate;
 use prepull_api::credentials::{
     ALLOW_HOSTS, Consent, ConsentRefusal, Lookup, RegistryConfig, RegistryCredential, SecretError, SecretUser,
 };
@@ -301,12 +302,14 @@ fn allow_command(secret: &SecretRef, user: SecretUser<'_>) -> String {
     format!("kubectl prepull allow {secret} {user}")
 }
 
-/// The registries of a secret, as many as a person reads.
+/// The registries of a secret, as many as a person reads, and of each as much.
 fn list_registries(registries: &[&str]) -> String {
     const LISTED: usize = 10;
+    let listed = registries.iter().take(LISTED).map(|registry| abbreviate(registry)).collect::<Vec<_>>();
+    let listed = listed.join(", ");
     match registries.len() {
         0 => "none at all".to_owned(),
-        1..=LISTED => registries.join(", "),
-        count => format!("{} and {} more", registries[..LISTED].join(", "), count - LISTED),
+        1..=LISTED => listed,
+        count => format!("{listed} and {} more", count - LISTED),
     }
 }

@@ -562,6 +562,16 @@ mod key {
     }
 
     #[test]
+    fn a_long_registry_is_logged_in_part() {
+        let long = format!("x.y/{}", "a".repeat(200_000));
+        let lookup = found(&json!({ long: {"auth": "dTpw"} }));
+        let (names, reference) = ([SecretRef::parse("s/0").unwrap()], Reference::parse("r.io/app").unwrap());
+        let resolved = resolve_key(&names, &reference.normalized(), None, |_| lookup.clone());
+        let detail = &resolved.details[0];
+        assert!(detail.contains("it has x.y/aaa") && detail.len() < 1024, "{} bytes", detail.len());
+    }
+
+    #[test]
     fn debug_shows_no_credential() {
         let lookup = found(&json!({"r.io": {"username": "us3r", "password": "s3cret"}}));
         assert_eq!(format!("{lookup:?}"), "Found([\"r.io\"])");
