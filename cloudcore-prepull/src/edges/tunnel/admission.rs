@@ -102,6 +102,7 @@ impl Admission {
                             events: &self.events,
                             settings: &self.settings,
                             overload: &self.overload,
+                            limit: open.limit(),
                         };
                         let session = session::run(channel, context);
                         return Some(Box::pin(session.map(move |()| drop((open, session_slot)))));

@@ -1,16 +1,16 @@
-//! The rate limits of one session's incoming messages.
+//! The rate limits of one node's incoming messages, over all its sessions.
 
 use std::time::{Duration, Instant as StdInstant};
 
 use prepull_engine::shared::pacing::TokenBucket;
 use tokio::time::Instant;
 
-/// The sustained messages per second of a session. The protocol requires at most one `Progress` a second for each of
+/// The sustained messages per second of a node. The protocol requires at most one `Progress` a second for each of
 /// 64 tasks, and some `Accepted` and pongs: less than half of this.
 const MESSAGES_PER_SECOND: f64 = 150.0;
 /// The burst of messages: after an outage, a `Result` and an `Accepted` for each of 64 tasks, with a margin.
 const MESSAGE_BURST: f64 = 400.0;
-/// The sustained bytes per second of a session: one `Progress` a second for 64 tasks with a few images each is half of
+/// The sustained bytes per second of a node: one `Progress` a second for 64 tasks with a few images each is half of
 /// it.
 const BYTES_PER_SECOND: f64 = 512.0 * 1024.0;
 /// The burst of bytes: after an outage, the results of one node are a few KiB each, rarely some 100 KiB.
@@ -22,7 +22,7 @@ const MAX_DELAYED: u32 = 450;
 /// The refilled part of the message burst from which a node counts as at rest.
 const REST_LEVEL: f64 = MESSAGE_BURST / 4.0;
 
-/// Limits the messages and bytes that one session may send. Excess is delayed, which TCP passes on to the peer. Results
+/// Limits the messages and bytes that one node may send. Excess is delayed, which TCP passes on to the peer. Results
 /// never end a session, since the edge sends them again until they are acknowledged.
 #[derive(Clone, Debug)]
 pub(super) struct InboundLimit {
@@ -48,9 +48,37 @@ impl InboundLimit {
         }
     }
 
-    /// Whether a message of a kind that only a newer version knows is the first of its session.
+    /// Whether a message of a kind that only a newer version knows is the first one.
     pub(super) fn is_first_unknown(&mut self) -> bool {
         !std::mem::replace(&mut self.has_sent_unknown, true)
+    }
+
+    /// How long to wait before the first message of a session is read.
+    pub(super) fn owed(&mut self, now: Instant) -> Duration {
+        let now = now.into_std();
+        self.messages.wait_for(0.0, now).max(self.bytes.wait_for(0.0, now))
+    }
+
+    /// Counts a `Hello` like the answers to its tasks, and returns how long to pause reading.
+    pub(super) fn count_hello(&mut self, tasks: usize, bytes: u64, now: Instant) -> Duration {
+        for _ in 0..tasks {
+            self.messages.take(1.0, now.into_std());
+        }
+        // It never floods: the session has waited until nothing was owed.
+        self.count_message(bytes, true, now).unwrap_or_default()
+    }
+
+    /// Counts the bytes that came last in a session, such as an invalid message that has ended it.
+    pub(super) fn count_end(&mut self, bytes: u64, now: Instant) {
+        // A few MiB, which an f64 holds exactly.
+        #[allow(clippy::cast_precision_loss)]
+        self.bytes.take(bytes as f64, now.into_std());
+    }
+
+    /// Whether the node is at rest: nothing of its bursts is used.
+    pub(super) fn is_full(&mut self, now: Instant) -> bool {
+        let now = now.into_std();
+        self.messages.is_full(now) && self.bytes.is_full(now)
     }
 
     /// Counts an incoming message and the bytes that have come with it, and returns how long to pause reading.
@@ -137,6 +165,23 @@ mod tests {
             assert!(sent < 10_000, "the flood did not end");
         }
         assert!(sent > 800, "{sent}");
+    }
+
+    #[test]
+    fn a_hello_counts_like_its_tasks() {
+        let (now, mut inbound) = (Instant::now(), InboundLimit::new());
+        assert!(inbound.is_full(now));
+        for _ in 0..6 {
+            assert!(inbound.count_hello(64, 8192, now).is_zero());
+        }
+        assert!(inbound.owed(now).is_zero() && !inbound.is_full(now));
+        inbound.count_hello(64, 8192, now);
+        let owed = inbound.owed(now);
+        assert!(!owed.is_zero() && inbound.owed(now + owed).is_zero());
+        let later = now + Duration::from_secs(10);
+        assert!(inbound.is_full(later));
+        inbound.count_end(5 * 1024 * 1024, later);
+        assert!(!inbound.owed(later).is_zero());
     }
 
     #[test]

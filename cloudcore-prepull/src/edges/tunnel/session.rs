@@ -15,10 +15,10 @@ use prepull_tunnel::{Channel, ChannelEvent};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::frame::decode_from_edge;
-use super::inbound::InboundLimit;
+use super::node_connections::NodeLimit;
 use super::outbox::{Knowledge, Outbox, Outgoing};
 use super::overload::{Overload, OverloadReason};
 use super::trust::SessionTrust;
@@ -43,6 +43,8 @@ pub(super) struct SessionContext<'a> {
     pub(super) events: &'a mpsc::Sender<SessionEvent>,
     pub(super) settings: &'a ListenerSettings,
     pub(super) overload: &'a Overload,
+    /// What the node may send.
+    pub(super) limit: NodeLimit,
 }
 
 /// Runs a session to its end. If the session was announced to the controller, so is its end on return.
@@ -53,6 +55,7 @@ where
 {
     async move {
         let (end, announced) = context.serve(&mut channel).await;
+        context.limit.lock().count_end(channel.take_received(), Instant::now());
         Box::pin(context.report_end(channel, end, announced)).await;
     }
 }
@@ -96,7 +99,13 @@ impl SessionContext<'_> {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         // What lasts for a moment only is boxed: the memory of a session is what it needs while it's idle.
-        let greeting = Box::pin(timeout(self.settings.hello_deadline, receive_hello(channel)));
+        let first = async {
+            // Otherwise a node could say Hello, which has up to 64 tasks, as often as it connects.
+            let owed = self.limit.lock().owed(Instant::now());
+            sleep(owed).await;
+            receive_hello(channel).await
+        };
+        let greeting = Box::pin(timeout(self.settings.hello_deadline, first));
         let hello = match greeting.await {
             Ok(Ok(hello)) => hello,
             Ok(Err(end)) => return (end, None),
@@ -131,6 +140,8 @@ impl SessionContext<'_> {
     ) -> Result<Infallible, SessionEnd> {
         // Before any message that is queued for the node.
         channel.start_send(self.welcome(outbox.id)?.into())?;
+        let now = Instant::now();
+        let pause = self.limit.lock().count_hello(hello.open.len(), channel.take_received(), now);
         self.log_beginning(outbox.id, &hello);
         let up = SessionEvent::Up { node: self.peer.node.clone(), session: outbox.id, hello };
         if let Some(up) = self.offer(up)? {
@@ -143,8 +154,7 @@ impl SessionContext<'_> {
 
         let lifetime = self.peer.not_after.duration_since(SystemTime::now()).unwrap_or_default();
         let expires = Instant::now() + lifetime;
-        let mut limit = InboundLimit::new();
-        let mut paused_until: Option<Instant> = None;
+        let mut paused_until = (!pause.is_zero()).then(|| now + pause);
         loop {
             tokio::select! {
                 outgoing = outbox.next(channel.is_writable()) => match outgoing {
@@ -155,13 +165,13 @@ impl SessionContext<'_> {
                     ChannelEvent::Writable => {}
                     event => {
                         let bytes = channel.take_received();
-                        let Incoming { for_controller, is_result } = self.read_event(event, outbox, &mut limit)?;
+                        let Incoming { for_controller, is_result } = self.read_event(event, outbox)?;
                         if let Some(message) = for_controller
                             && let Some(message) = self.offer(message)?
                         {
                             self.wait_for_controller(message).await?;
                         }
-                        paused_until = pause_after(&mut limit, bytes, is_result)?;
+                        paused_until = self.pause_after(bytes, is_result)?;
                     }
                 },
                 // Always: the sender is part of `identity`.
@@ -206,12 +216,7 @@ impl SessionContext<'_> {
     }
 
     /// Takes over the node's state from a message, and returns the controller's part of it.
-    fn read_event(
-        &self,
-        event: ChannelEvent,
-        outbox: &Outbox,
-        limit: &mut InboundLimit,
-    ) -> Result<Incoming, SessionEnd> {
+    fn read_event(&self, event: ChannelEvent, outbox: &Outbox) -> Result<Incoming, SessionEnd> {
         let message = match event {
             ChannelEvent::Writable | ChannelEvent::Control => None,
             ChannelEvent::Text(text) => Some(decode_from_edge(&text)?),
@@ -229,7 +234,7 @@ impl SessionContext<'_> {
             // The state is for people, who ask the directory.
             Some(EdgeMessage::State(_)) | None => None,
             Some(EdgeMessage::Other) => {
-                if limit.is_first_unknown() && self.sessions.may_log(&self.peer.node) {
+                if self.limit.lock().is_first_unknown() && self.sessions.may_log(&self.peer.node) {
                     tracing::warn!(
                         "messages of a kind that cloudcore-prepull doesn't know are skipped: the agent is newer; \
                          update cloudcore-prepull"
@@ -243,6 +248,14 @@ impl SessionContext<'_> {
             }
         };
         Ok(Incoming { for_controller, is_result })
+    }
+
+    /// Until when to pause reading, if the node sends too much.
+    fn pause_after(&self, bytes: u64, is_result: bool) -> Result<Option<Instant>, SessionEnd> {
+        let now = Instant::now();
+        let counted = self.limit.lock().count_message(bytes, is_result, now);
+        let pause = counted.map_err(|_| SessionEnd::Flood)?;
+        Ok((!pause.is_zero()).then(|| now + pause))
     }
 
     /// Hands an event to the controller, or returns it while that has no room: boxed, since each session keeps room for it.
@@ -307,13 +320,6 @@ impl SessionContext<'_> {
 struct Incoming {
     for_controller: Option<SessionEvent>,
     is_result: bool,
-}
-
-/// Until when to pause reading, if the node sends too much.
-fn pause_after(limit: &mut InboundLimit, bytes: u64, is_result: bool) -> Result<Option<Instant>, SessionEnd> {
-    let now = Instant::now();
-    let pause = limit.count_message(bytes, is_result, now).map_err(|_| SessionEnd::Flood)?;
-    Ok((!pause.is_zero()).then(|| now + pause))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::*;
 use crate::edges::pki::{Authority, KeyHash};
+use crate::edges::tunnel::node_connections::NodeConnections;
 use crate::run::metrics::Metrics;
 
 /// A deadline that no step exceeds, even on a busy machine.
@@ -51,6 +52,7 @@ async fn run_with<T>(
         events: &events,
         settings: &settings,
         overload: &overload,
+        limit: NodeConnections::default().try_open(&"edge-1".into(), 1).unwrap().limit(),
     };
     let edge = async {
         let mut socket = WebSocketStream::from_raw_socket(far, Role::Client, None).await;
