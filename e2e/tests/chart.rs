@@ -36,7 +36,7 @@ fn objects(list: Vec<Value>) -> Result<Objects> {
         let metadata = object["metadata"].as_object_mut().context("no metadata")?;
         for (map, keys) in [
             ("labels", &["app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/chart"][..]),
-            ("annotations", &["helm.sh/resource-policy"]),
+            ("annotations", &["helm.sh/resource-policy", "argocd.argoproj.io/sync-options"]),
         ] {
             if let Some(map) = metadata.get_mut(map).and_then(Value::as_object_mut) {
                 map.retain(|key, _| !keys.contains(&key.as_str()));
