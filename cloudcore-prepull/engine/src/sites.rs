@@ -234,7 +234,7 @@ impl Sites {
         self.work_on(&site, now, |turn| {
             turn.site.pairs.forget_connections(turn.nodes, id);
             for number in turn.nodes[id].books.clone() {
-                turn.limit_time(number, id, |_| now + RETURN);
+                turn.note_return(number, id);
                 turn.site.mark(number);
             }
             // The uplink may have been gone for all of them: the first one to return mustn't restart a blob that another

@@ -113,6 +113,8 @@ pub(super) struct Carry {
     pub(super) unconfirmed_until: Time,
     pub(super) bytes_per_second: u64,
     pub(super) max_rate: Option<std::num::NonZeroU64>,
+    /// The node has begun a session since a neighbour confirmed its progress.
+    pub(super) has_returned: bool,
 }
 
 /// The time that a read has to make progress.
@@ -121,6 +123,8 @@ pub(super) struct ReadDeadline {
     pub(super) until: Time,
     /// Bytes that were there when it began.
     from: u64,
+    /// The node has begun a session in this time.
+    pub(super) has_returned: bool,
 }
 
 impl Carry {
@@ -142,7 +146,7 @@ impl Carry {
 
 impl ReadDeadline {
     pub(super) fn new(done: u64, time: Time, now: Time) -> Self {
-        Self { until: now + time, from: done }
+        Self { until: now + time, from: done, has_returned: false }
     }
 
     pub(super) fn renew(&mut self, done: u64, least: u64, now: Time) {

@@ -58,7 +58,7 @@ impl TrackerTurn<'_> {
         book.confirmed = book.confirmed.max(done);
         let (confirmed, size) = (book.confirmed, book.id.size);
         let Some(carry) = book.leased_carry() else { return };
-        carry.until = now + LEASE;
+        (carry.until, carry.has_returned) = (now + LEASE, false);
         let (from, since) = carry.confirmed;
         let is_measured = now - since >= LEASE || confirmed == size && now - since >= SECOND;
         let uplink =

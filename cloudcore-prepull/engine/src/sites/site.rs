@@ -157,6 +157,19 @@ impl TrackerTurn<'_> {
         self.wake_seeker(number, node);
     }
 
+    /// A node's new session has a moment to go on. Another one before its next progress has no more, or a box that only
+    /// connects would keep its lease and its place at a source.
+    pub(super) fn note_return(&mut self, number: u32, node: NodeId) {
+        let end = self.now + super::RETURN;
+        let seeker = self.site.books.get_mut(&number).and_then(|book| book.seekers.get_mut(&node));
+        let has_returned = match seeker.map(|seeker| &mut seeker.way) {
+            Some(AssignedSource::Registry(carry)) => std::mem::replace(&mut carry.has_returned, true),
+            Some(AssignedSource::Peer { read, .. }) => std::mem::replace(&mut read.has_returned, true),
+            Some(AssignedSource::Wait) | None => false,
+        };
+        self.limit_time(number, node, |until| if has_returned { until.min(end) } else { end });
+    }
+
     /// Updates the indexes of a book after a change.
     pub(super) fn update_indexes(&mut self, number: u32) {
         let Some(book) = self.site.books.get_mut(&number) else { return };

@@ -100,6 +100,39 @@ fn a_lease_that_no_reader_confirms_ends() {
 }
 
 #[test]
+fn sessions_alone_keep_no_lease() {
+    let mut story = Story::of(&["a", "b"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["a 1: carry", "b 1: wait"]);
+    let mut heard = Vec::new();
+    for _ in 0..4 {
+        heard.extend(story.hear_in(14));
+        story.connect("a");
+    }
+    assert!(heard.contains(&"b 1: carry".to_owned()), "{heard:?}");
+}
+
+/// Node d has all four places of the holder, and reads nothing.
+#[test]
+fn sessions_alone_keep_no_place_at_a_source() {
+    let mut story = Story::of(&["a", "b", "d"]);
+    for of in ["1", "2", "3", "4"] {
+        story.have_proven("a", of);
+        story.want("d", of);
+    }
+    assert_eq!(story.hear(), ["d 1: a", "d 2: a", "d 3: a", "d 4: a"]);
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: wait"]);
+    let mut heard = Vec::new();
+    for _ in 0..4 {
+        heard.extend(story.hear_in(14));
+        story.connect("d");
+    }
+    assert!(heard.contains(&"b 1: a".to_owned()), "{heard:?}");
+}
+
+#[test]
 fn a_node_without_leases_gives_way() {
     let mut story = Story::of_streaming(&["a", "b"]);
     story.bar("b");
