@@ -198,6 +198,7 @@ impl Engine {
             }
             actions.extend(more.into_iter().map(Action::Kruise));
         }
+        self.end_cancelled(&actions, now);
         actions.extend(self.sites.flush(now).into_iter().map(Action::Direct));
         if self.listed.nodes {
             let settings = self.settings.flush(self.prepull.nodes_by_name(), now);

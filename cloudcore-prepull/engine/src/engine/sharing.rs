@@ -7,8 +7,10 @@
 use jiff::Timestamp;
 use prepull_api::sites::{BlobNews, BlobState, Blobs};
 use prepull_api::task::{NodeName, TaskId, TaskOutcome, TaskResult};
+use prepull_api::wire::CloudMessage;
 
-use super::Engine;
+use super::{Action, Engine};
+use crate::kruise;
 use crate::kruise::node_images::is_of_node_image;
 use crate::prepull::controller;
 use crate::shared::access::LayerAccess;
@@ -71,6 +73,18 @@ impl Engine {
                 self.last_keys.clear();
             }
             self.last_keys.insert(entitlement, keys);
+        }
+    }
+
+    /// A node seeks nothing for a task that it must give up, even if it doesn't report that.
+    pub(super) fn end_cancelled(&mut self, actions: &[Action], now: Timestamp) {
+        for action in actions {
+            if let Action::Prepull(controller::Action::Send(node, message))
+            | Action::Kruise(kruise::Action::Send(node, message)) = action
+                && let CloudMessage::Cancel { task, .. } = message
+            {
+                self.sites.end_task(node, task, now);
+            }
         }
     }
 

@@ -13,7 +13,6 @@ use prepull_api::wire::{EdgeMessage, Hello, OpenPhase, OpenTask};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::engine::Action;
 use crate::fleet::node_view::NodeView;
 use crate::fleet::session::{SessionEvent, SessionId};
 use crate::prepull::controller::{Action as Prepull, Content};
@@ -320,6 +319,7 @@ fn a_deleted_jobs_nodes_carry_nothing() {
     };
     assert_eq!(carriers(&world), 1);
     world.give(controller::Input::JobGone(JobUid("uid".to_owned())));
+    assert_eq!(carriers(&world), 0, "before they report anything");
     for name in ["a", "b"] {
         world.say(name, BlobState::Dropped);
     }
