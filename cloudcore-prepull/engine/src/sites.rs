@@ -242,7 +242,9 @@ impl Sites {
             for number in turn.site.leases.clone() {
                 let carrier = turn.site.books.get(&number).and_then(|book| book.carrier);
                 if let Some(carrier) = carrier.filter(|carrier| !turn.nodes[*carrier].is_online) {
-                    turn.limit_time(number, carrier, |until| until.max(now + RETURN));
+                    // Not beyond its own time to return: boxes may begin sessions for ever.
+                    let end = (now + RETURN).min(turn.nodes[carrier].back_until + RETURN);
+                    turn.limit_time(number, carrier, |until| until.max(end));
                 }
             }
         });

@@ -196,6 +196,21 @@ fn after_an_outage_the_carrier_may_return() {
 }
 
 #[test]
+fn other_nodes_sessions_keep_no_lost_carrier() {
+    let mut story = Story::of(&["a", "b", "c"]);
+    story.want("a", "1");
+    story.want("b", "1");
+    story.hear();
+    story.sites.disconnect(&"a".into(), story.now);
+    let mut heard = Vec::new();
+    for _ in 0..6 {
+        story.connect("c");
+        heard.extend(story.hear_in(10));
+    }
+    assert!(heard.contains(&"b 1: carry".to_owned()), "{heard:?}");
+}
+
+#[test]
 fn after_a_failover_the_fullest_node_carries() {
     let mut story = Story::of(&["a", "b", "c"]);
     story.want("b", "1");
