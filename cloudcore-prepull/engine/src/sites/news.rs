@@ -27,14 +27,13 @@ impl TrackerTurn<'_> {
             BlobState::Dropped => return self.remove_seeker(number, node),
             _ => {}
         }
-        if book.holders.contains_key(&node) {
-            self.remove_holder(number, node);
-        }
-        let is_new = self.site.books.get(&number).is_some_and(|book| !book.seekers.contains_key(&node));
+        let is_new = !book.seekers.contains_key(&node);
         if is_new {
             self.site.pairs.forget_gone(self.nodes, node);
             self.add_seeker(number, node, task);
         }
+        // Afterwards: a book without nodes is removed.
+        self.remove_holder(number, node);
         let Some(book) = self.site.books.get_mut(&number) else { return };
         let (least, confirmed) = (book.least_read(), book.confirmed);
         let Some(seeker) = book.seekers.get_mut(&node) else { return };

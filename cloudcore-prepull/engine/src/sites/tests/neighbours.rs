@@ -301,6 +301,17 @@ fn a_node_that_lost_a_blob_may_carry_it() {
 }
 
 #[test]
+fn the_only_holder_may_want_a_blob_again() {
+    let mut story = Story::of(&["a"]);
+    story.have_proven("a", "1");
+    story.want("a", "1");
+    assert_eq!(story.hear(), ["a 1: carry"]);
+    story.sites.disconnect(&"a".into(), story.now);
+    story.hear_in(40);
+    assert!(story.sites.by_name.is_empty(), "its session ends its lease");
+}
+
+#[test]
 fn a_holder_that_has_just_begun_is_not_barred() {
     let complain = |seconds| {
         let mut story = Story::of(&["a", "b", "c"]);
