@@ -88,9 +88,11 @@ impl Hub {
         Self { state, news, patience, keys, arrivals, clock }
     }
 
-    /// Wants a blob until [`Self::end_want`].
+    /// Wants a blob until [`Self::end_want`]. If it was here for an earlier task, it's gone: a new session that heard of both
+    /// might end this want.
     pub(super) fn add_want(&self, key: BlobKey, want: Want) {
         self.change(|state| {
+            state.here.retain(|((_, digest), _)| *digest != key.1);
             state.changed.insert(key.clone());
             state.wants.insert(key, want);
         });

@@ -170,6 +170,18 @@ fn a_new_session_hears_everything_and_an_older_cloud_nothing() {
 }
 
 #[tokio::test]
+async fn a_blob_that_is_sought_again_is_not_here() {
+    let hub = hub();
+    hub.announce(&task(), "a", SIZE);
+    let (task, repository) = (&TaskId { attempt: 2, ..task() }, "r.io/a");
+    let (digest, size, done, site_limited, deadline) = ("a", SIZE, 0, false, None);
+    let sought = Sought { task, repository, digest, size, done, site_limited, deadline };
+    let _seeker = hub.seek(&sought).unwrap();
+    hub.begin_session(&welcome(true));
+    assert_eq!(heard(&hub), [("a".to_owned(), BlobState::Wanted, 0)]);
+}
+
+#[tokio::test]
 async fn what_has_come_further_is_told_now_and_then() {
     let hub = hub();
     hub.begin_session(&welcome(true));
