@@ -230,7 +230,7 @@ impl<P: Puller> Fetching<P> {
         }
         let buckets = PullBuckets::new(&fetcher.bucket, &request.terms);
         let repository = fetcher.client(&facts).repository(&reference, request.credential)?;
-        let repository = repository.receiving_ahead(buckets.limit().map(received_ahead));
+        let repository = repository.receiving_ahead(buckets.uplink_limit().map(received_ahead));
         let registry = reference.registry();
         let resolved = repository.resolve().await.map_err(|error| FetchStop::of_resolve(error, registry))?;
         fetcher.unreachable.forget(registry);

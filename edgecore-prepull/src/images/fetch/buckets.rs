@@ -22,7 +22,12 @@ impl<'a> PullBuckets<'a> {
 
     /// Whether a pull by the runtime would break a limit.
     pub(super) fn are_limited(self) -> bool {
-        self.limit().is_some() || self.site.is_some_and(|site| site.rate().is_some())
+        self.uplink_limit().is_some()
+    }
+
+    /// The lowest of all limits, which holds for bytes that cross the uplink.
+    pub(super) fn uplink_limit(self) -> Option<NonZeroU64> {
+        [self.limit(), self.site.and_then(Bucket::rate)].into_iter().flatten().min()
     }
 
     /// The lower one of the node's limit and the task's, if there is one.

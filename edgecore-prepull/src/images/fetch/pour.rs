@@ -3,6 +3,7 @@
 use futures::FutureExt;
 use prepull_registry::{BlobStream, HostId, RegistryError};
 
+use super::buckets::PullBuckets;
 use super::download::Download;
 use super::ingest::Filling;
 use crate::images::containerd::BlobWriteError;
@@ -10,7 +11,8 @@ use crate::images::site::Seeker;
 
 /// Most bytes that are handed to containerd at once. What has arrived is handed on without waiting for more.
 const CHUNK: usize = 128 * 1024;
-/// The same under a limit, which holds only from the second chunk on.
+/// The same under a limit, which holds only from the second chunk on. While a chunk is paid for, neighbours that read the blob
+/// get nothing, and they leave after 30 s: that's 546 bytes a second.
 const SMALL_CHUNK: usize = 16 * 1024;
 /// Least number of bytes that count as progress: with fewer, a registry that sends single bytes would be asked for ever.
 pub(super) const PROGRESS: u64 = 64 * 1024;
@@ -32,6 +34,11 @@ pub(super) enum Broken {
     Store(BlobWriteError),
 }
 
+fn chunk_size(buckets: PullBuckets<'_>, is_of_peer: bool) -> usize {
+    let limit = if is_of_peer { buckets.limit() } else { buckets.uplink_limit() };
+    if limit.is_some() { SMALL_CHUNK } else { CHUNK }
+}
+
 impl Download<'_> {
     /// Writes what arrives. A registry without ranges begins at the beginning. We skip what is there already: that takes
     /// as much from the link as a new download would, and nothing of the disk.
@@ -43,7 +50,7 @@ impl Download<'_> {
         is_of_peer: bool,
     ) -> Result<(), Broken> {
         let mut skip = filling.part.offset().saturating_sub(stream.offset());
-        let most = if self.buckets.limit().is_some() { SMALL_CHUNK } else { CHUNK };
+        let most = chunk_size(self.buckets, is_of_peer);
         let mut end = Ok(false);
         while let Ok(false) = end {
             if *self.letting_go.borrow() || seeker.is_some_and(Seeker::is_redirected) {
@@ -96,5 +103,23 @@ impl Download<'_> {
             }
         }
         end.map(drop).map_err(Broken::Registry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use super::*;
+    use crate::images::rate::Bucket;
+
+    #[test]
+    fn a_sites_limit_makes_small_chunks() {
+        let (free, slow) = (Bucket::new(None), Bucket::new(NonZeroU64::new(2048)));
+        let size = |node, site, is_of_peer| {
+            chunk_size(PullBuckets { node, own: None, site: Some(site) }, is_of_peer)
+        };
+        assert_eq!((size(&free, &free, false), size(&free, &slow, false)), (CHUNK, SMALL_CHUNK));
+        assert_eq!((size(&free, &slow, true), size(&slow, &free, true)), (CHUNK, SMALL_CHUNK));
     }
 }
