@@ -1,6 +1,7 @@
 //! A pull that seeks one blob: it does as the cloud says, and helps itself where the cloud is silent, or when half of its
 //! time is over.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use super::hub::{BlobKey, Hub, Want};
 use super::order::CloudOrder;
 use crate::images::rate::Bucket;
 
-/// Interval of looking whether a pull will be late, or a ticket has expired.
+/// Interval of looking whether a pull will be late, a ticket has expired, or the part of a site's limit has changed.
 const LOOK: Duration = Duration::from_secs(1);
 /// Why a pull helps itself in its second half.
 const LATE: &str = "half of its time was over, and at the pace so far it would have been late";
@@ -126,12 +127,18 @@ impl Seeker {
             }
             return;
         }
-        let rate = match &self.order.borrow().from {
-            Some(From::Registry { max_rate, .. }) => *max_rate,
-            _ => None,
-        };
-        self.bucket.set_rate(rate);
-        self.bucket.take(bytes).await;
+        let mut taken = pin!(self.bucket.take(bytes));
+        loop {
+            let rate = match &self.order.borrow().from {
+                Some(From::Registry { max_rate, .. }) => *max_rate,
+                _ => None,
+            };
+            self.bucket.set_rate(rate);
+            // A small part may take a minute for these bytes, and a larger one holds at once. It wakes no receiver.
+            if timeout(LOOK, taken.as_mut()).await.is_ok() {
+                return;
+            }
+        }
     }
 
     /// From now on the pull helps itself and ignores the cloud.

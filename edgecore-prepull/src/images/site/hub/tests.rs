@@ -138,6 +138,15 @@ async fn where_the_site_has_a_limit_a_pull_waits_for_the_cloud_and_keeps_to_its_
     let begun = Instant::now();
     seeker.take_bytes(10_000, None).await;
     assert!(begun.elapsed().as_secs() <= 1, "{:?}", begun.elapsed());
+    // A larger part holds for bytes that are being paid for.
+    tell(&hub, "a", part(100));
+    let begun = Instant::now();
+    let raising = async {
+        sleep(Duration::from_secs(10)).await;
+        tell(&hub, "a", part(10_000));
+    };
+    tokio::join!(seeker.take_bytes(11_000, None), raising);
+    assert!((10..=13).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
 }
 
 #[test]
