@@ -24,7 +24,7 @@ impl TrackerTurn<'_> {
         let done = blob.done.min(book.id.size);
         match blob.state {
             BlobState::Here => return self.note_here(number, node, succeeded),
-            BlobState::Dropped => return self.remove_seeker(number, node),
+            BlobState::Dropped => return self.leave_book(number, node),
             _ => {}
         }
         let is_new = !book.seekers.contains_key(&node);

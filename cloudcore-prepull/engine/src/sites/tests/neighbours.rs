@@ -312,6 +312,15 @@ fn the_only_holder_may_want_a_blob_again() {
 }
 
 #[test]
+fn a_holder_that_drops_a_blob_is_none() {
+    let mut story = Story::of(&["a", "b"]);
+    story.have_proven("a", "1");
+    story.say("a", &[("1", 10 * MIB, BlobState::Dropped, 0)]);
+    story.want("b", "1");
+    assert_eq!(story.hear(), ["b 1: carry"]);
+}
+
+#[test]
 fn a_holder_that_has_just_begun_is_not_barred() {
     let complain = |seconds| {
         let mut story = Story::of(&["a", "b", "c"]);
