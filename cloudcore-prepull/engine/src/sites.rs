@@ -208,7 +208,7 @@ impl Sites {
                         turn.leave_book(number, id);
                         turn.update_indexes(number);
                     }
-                    turn.site.pairs.forget_all(id);
+                    turn.forget_node(id);
                 });
             }
         }

@@ -8,7 +8,7 @@ use prepull_api::task::TaskId;
 use super::book::AssignedSource;
 use super::nodes::NodeId;
 use super::report::SiteEventKind;
-use super::site::TrackerTurn;
+use super::site::{NONE, TrackerTurn};
 
 impl TrackerTurn<'_> {
     /// Takes in the state of a blob at a node.
@@ -124,6 +124,22 @@ impl TrackerTurn<'_> {
         }
         self.offer(node);
         self.site.mark(number);
+    }
+
+    /// Forgets what was found out with a node that leaves the site: another node may get its number.
+    pub(super) fn forget_node(&mut self, node: NodeId) {
+        self.site.pairs.forget_all(node);
+        for book in self.site.books.values_mut() {
+            book.losers.retain(|loser| *loser != node);
+            book.suspect.take_if(|(loser, ..)| *loser == node);
+            book.found_wrong.take_if(|finder| *finder == node);
+            for holder in book.holders.values_mut() {
+                holder.complaint.take_if(|reader| *reader == node);
+            }
+        }
+        if self.site.fastest.2 == node {
+            self.site.fastest.2 = NONE;
+        }
     }
 
     /// Removes a seeker that has the whole blob. Its readers stay.

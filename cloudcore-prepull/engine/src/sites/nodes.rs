@@ -7,7 +7,8 @@ use prepull_api::task::NodeName;
 
 use super::Time;
 
-/// The index of a node in [`SiteNodes`]. Another node may get it once nothing refers to this one.
+/// The index of a node in [`SiteNodes`]. Another node may get it once the site has forgotten this one. Timers and places in a
+/// round may still name it: they only lead to a look.
 pub(super) type NodeId = u32;
 
 /// See the module.
@@ -62,7 +63,7 @@ pub(super) struct NodeTrust {
     /// The last lost lease with blame.
     pub(super) lost_at: Option<Time>,
     /// The last node that complained about wrong bytes.
-    pub(super) damaged: Option<(NodeId, Time)>,
+    pub(super) damaged: Option<(NodeName, Time)>,
     /// A neighbour got bytes from it.
     pub(super) is_reached: bool,
     /// A reader has found that it hasn't a blob.

@@ -285,8 +285,9 @@ impl TrackerTurn<'_> {
                 self.replace_carrier(number);
             }
             if counts && failure.fault == PeerFault::Damaged && (is_holder || is_pure) {
-                let before = self.nodes[source].trust.damaged.replace((reader, now));
-                if before.is_some_and(|(other, at)| other != reader && at + super::HOUR > now) {
+                let name = self.nodes[reader].name.clone();
+                let before = self.nodes[source].trust.damaged.replace((name.clone(), now));
+                if before.is_some_and(|(other, at)| other != name && at + super::HOUR > now) {
                     self.bar_holder(source, &failure.digest);
                     self.nodes[source].trust.no_lease_until = now + super::HOUR;
                 }

@@ -65,6 +65,23 @@ fn lose(story: &mut Story, of: &str) {
 }
 
 #[test]
+fn a_deleted_nodes_loss_blames_no_successor() {
+    let mut story = Story::of_streaming(&["a", "b", "c"]);
+    for node in ["a", "b", "c"] {
+        story.want(node, "1");
+    }
+    let heard = story.hear_in(63);
+    assert!(heard.contains(&"b 1: carry".to_owned()) && heard.contains(&"c 1: b".to_owned()), "{heard:?}");
+    let a = story.id("a");
+    story.sites.disconnect(&"a".into(), story.now);
+    story.sites.set_labels(&"a".into(), None, story.now);
+    story.gather(&["z"]);
+    assert_eq!(story.id("z"), a, "its number is used again");
+    story.fetch("c", "1", MIB);
+    assert_eq!(story.sites.nodes[a].trust.lost_at, None);
+}
+
+#[test]
 fn two_leases_lost_within_an_hour_bar_a_node() {
     for (seconds, events, carrier) in [
         (3507, &[SiteEventKind::LeaseLost, SiteEventKind::CarriesNothing][..], "b"),
