@@ -41,6 +41,8 @@ enum Lie {
     Silent,
     Trickles,
     Garbage,
+    /// Begins sessions, and reports nothing in them.
+    Reconnects,
     /// Two of them confirm each other's invented progress, at this many bytes a second.
     Colludes(u64),
 }
@@ -239,7 +241,7 @@ fn every_node_ends_whatever_breaks() {
     seeds().for_each(check_faults);
 }
 
-/// The liars come three ways, and each costs its share of one honest run.
+/// The liars come in four ways, and each costs its share of one honest run.
 #[test]
 fn one_or_two_liars_cost_little() {
     for seed in seeds() {
@@ -248,6 +250,7 @@ fn one_or_two_liars_cost_little() {
             check_liars(usual, seed, lies, false, bounds);
         };
         check(&[lie(seed)], &|streams| Bounds::of(lie(seed), streams));
+        check(&[Lie::Reconnects], &|streams| Bounds::of(Lie::Reconnects, streams));
         // Two cost as much as each.
         let lies = [lie(seed), lie(seed / LIES.len() as u64)];
         check(&lies, &|streams| {

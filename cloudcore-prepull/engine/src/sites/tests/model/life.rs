@@ -6,7 +6,11 @@ impl World {
     /// A second of work.
     pub(super) fn work(&mut self) {
         let is_real = |node: &&Node| {
-            !matches!(node.lie, Some(Lie::Silent | Lie::Claims | Lie::Trickles | Lie::Colludes(_)))
+            let lie = node.lie;
+            !matches!(
+                lie,
+                Some(Lie::Silent | Lie::Claims | Lie::Trickles | Lie::Reconnects | Lie::Colludes(_))
+            )
         };
         let carrying = self.nodes.iter().filter(is_real).flat_map(|node| &node.blobs);
         let carrying = carrying.filter(|of| of.doing == Doing::Registry).count();
@@ -47,6 +51,7 @@ impl World {
                 claim(0..count, BlobState::Here, 0);
                 self.nodes[node].blobs.iter_mut().for_each(|of| of.has_said = true);
             }
+            Some(Lie::Reconnects) if second % 14 == 13 => self.begin_session(node),
             Some(Lie::Colludes(rate)) if second.is_multiple_of(5) => self.collude(node, rate),
             Some(Lie::Relabels) if second.is_multiple_of(5) => {
                 claim(2000..2050, BlobState::Here, 0);
@@ -74,7 +79,7 @@ impl World {
         let lie = self.nodes[node].lie;
         let of = &mut self.nodes[node].blobs[blob];
         let more = match lie {
-            Some(Lie::Colludes(_)) => return,
+            Some(Lie::Reconnects | Lie::Colludes(_)) => return,
             Some(Lie::Silent | Lie::Claims | Lie::FalseHere) => 0,
             Some(Lie::Trickles) => 1024,
             _ => share,
@@ -113,7 +118,7 @@ impl World {
     }
 
     pub(super) fn fetch(&mut self, node: usize, blob: usize, peer: usize) {
-        if matches!(self.nodes[node].lie, Some(Lie::Colludes(_))) {
+        if matches!(self.nodes[node].lie, Some(Lie::Reconnects | Lie::Colludes(_))) {
             return;
         }
         let (me, other) = (&self.nodes[node], &self.nodes[peer]);

@@ -44,12 +44,16 @@ impl World {
     }
 
     pub(super) fn connect(&mut self, node: usize) {
+        self.begin_session(node);
+        self.say_all(node);
+    }
+
+    pub(super) fn begin_session(&mut self, node: usize) {
         self.place(node, "ship");
         let door = PeerDoor { addresses: vec![format!("10.0.0.{node}:1")], streams: self.streams };
         let peer = self.nodes[node].serves.then_some(door);
         self.sites.connect(&name(node), &Hello { peer, ..Hello::default() }, self.now);
         self.nodes[node].online = true;
-        self.say_all(node);
     }
 
     pub(super) fn disconnect(&mut self, node: usize) {
