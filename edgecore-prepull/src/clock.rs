@@ -88,6 +88,33 @@ impl CloudClock {
     }
 }
 
+/// This machine's own clock at one moment of the boot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClockReading {
+    pub(crate) wall: SystemTime,
+    /// `None` if we can't read it.
+    pub(crate) boot: Option<BootTime>,
+}
+
+impl ClockReading {
+    pub(crate) fn now() -> Self {
+        Self { wall: SystemTime::now(), boot: BootTime::now() }
+    }
+
+    /// A date that this machine's clock gave, by the clock as it is `now`. If it was set forward since this reading, the date
+    /// of what came between the two moves along. A machine without a battery boots with the time at which it was switched off,
+    /// and an image that it then pulls would be as old as the time it was off.
+    pub(crate) fn correct_date(self, date: SystemTime, now: Self) -> SystemTime {
+        let elapsed = now.boot.zip(self.boot).and_then(|(now, then)| now.elapsed_since(then));
+        // The time of this reading, by the clock of now.
+        let Some(start) = elapsed.and_then(|elapsed| now.wall.checked_sub(elapsed)) else { return date };
+        match date.duration_since(self.wall) {
+            Ok(later) if date < start => (start + later).min(now.wall),
+            _ => date,
+        }
+    }
+}
+
 impl TimeProvider for CloudClock {
     fn current_time(&self) -> Option<UnixTime> {
         Some(UnixTime::since_unix_epoch(self.now()))
@@ -169,6 +196,38 @@ mod tests {
         assert_eq!(hour(boot(1, 17)), 9);
         assert_eq!([boot(1, 10), boot(2, 17), None].map(hour), [2; 3], "the other clock counts");
         assert_eq!(CloudTime { boot: None, ..at_two }.now(boot(1, 17)).as_secs(), 2 * 3600);
+    }
+
+    #[test]
+    fn dates_move_along_with_a_clock_set_forward() {
+        let (booted, minute) = (UNIX_EPOCH + WRITTEN, Duration::from_secs(60));
+        let reading = |wall, minutes: u64| ClockReading {
+            wall,
+            boot: Some(BootTime { id: 1, millis: minutes * 60_000 }),
+        };
+        let start = reading(booted, 1);
+        for off in [10 * minute, 365 * 24 * 60 * minute] {
+            let today = booted + off;
+            let now = reading(today + 6 * minute, 7);
+            let corrected = |date| start.correct_date(date, now);
+            assert_eq!(
+                corrected(booted + 2 * minute),
+                today + 2 * minute,
+                "it came before the clock was set"
+            );
+            for right in [booted - minute, today, today + 5 * minute] {
+                assert_eq!(corrected(right), right, "off for {off:?}");
+            }
+            let other_boot = ClockReading { boot: None, ..now };
+            assert_eq!(start.correct_date(booted + minute, other_boot), booted + minute);
+        }
+        // It was saved an hour before the machine was switched off.
+        let now = reading(booted + 120 * minute, 2);
+        assert_eq!(start.correct_date(booted + 50 * minute, now), now.wall, "not in the future");
+        let now = reading(booted + 6 * minute, 7);
+        assert_eq!(start.correct_date(booted + minute, now), booted + minute, "nothing has set the clock");
+        let now = reading(booted - minute, 7);
+        assert_eq!(start.correct_date(booted + minute, now), booted + minute, "it was set back");
     }
 
     #[test]

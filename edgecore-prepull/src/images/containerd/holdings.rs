@@ -7,11 +7,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::SystemTime;
 
-use containerd_client::services::v1::ListContentRequest;
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{Kind as SnapshotKind, ListSnapshotsRequest, UsageRequest};
+use containerd_client::services::v1::{Image, ListContentRequest};
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
@@ -20,6 +20,7 @@ use super::labels::SNAPSHOT_LABEL;
 use super::namespace::{LIST_PATIENCE, MAX_MESSAGE, answer_within, list_images, namespaced};
 use super::pins::{is_pinned, is_pinned_by_job};
 use super::to_size;
+use crate::clock::ClockReading;
 
 /// Prefix of all labels that lead from one blob to another.
 const BLOB_LABELS: &str = "containerd.io/gc.ref.content.";
@@ -41,7 +42,7 @@ pub(crate) struct ImageRecord {
     pub(crate) is_pinned: bool,
     /// Whether a job of ours wants the pin.
     pub(crate) is_pinned_by_job: bool,
-    /// Creation time of the name. `None` if containerd doesn't report it.
+    /// Creation time of the name, by the clock of now. `None` if containerd doesn't report it.
     pub(crate) created: Option<SystemTime>,
 }
 
@@ -106,6 +107,21 @@ pub(crate) struct HoldingsReader {
     images: ImagesClient<Channel>,
     content: ContentClient<Channel>,
     snapshots: SnapshotsClient<Channel>,
+    /// The clock at the start of the agent, which may have been set since.
+    started: ClockReading,
+}
+
+impl ImageRecord {
+    fn from_containerd(image: Image, started: ClockReading, now: ClockReading) -> Self {
+        let created = image.created_at.and_then(|at| SystemTime::try_from(at).ok());
+        Self {
+            name: image.name,
+            target: image.target.map(|target| target.digest).unwrap_or_default(),
+            is_pinned: is_pinned(&image.labels),
+            is_pinned_by_job: is_pinned_by_job(&image.labels),
+            created: created.map(|created| started.correct_date(created, now)),
+        }
+    }
 }
 
 impl HoldingsReader {
@@ -114,6 +130,7 @@ impl HoldingsReader {
             images: ImagesClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             content: ContentClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             snapshots: SnapshotsClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
+            started: ClockReading::now(),
         }
     }
 
@@ -135,13 +152,8 @@ impl HoldingsReader {
 
     async fn records(&self) -> Result<Vec<ImageRecord>, Status> {
         let images = list_images(&self.images, Vec::new(), LIST_PATIENCE).await?;
-        let record = |image: containerd_client::services::v1::Image| {
-            let created = image.created_at.and_then(|at| SystemTime::try_from(at).ok());
-            let (is_pinned, is_pinned_by_job) = (is_pinned(&image.labels), is_pinned_by_job(&image.labels));
-            let target = image.target.map(|target| target.digest).unwrap_or_default();
-            ImageRecord { name: image.name, target, is_pinned, is_pinned_by_job, created }
-        };
-        Ok(images.into_iter().map(record).collect())
+        let now = ClockReading::now();
+        Ok(images.into_iter().map(|image| ImageRecord::from_containerd(image, self.started, now)).collect())
     }
 
     async fn blobs(&self, snapshotter: &str) -> Result<HashMap<String, StoredBlob>, Status> {
@@ -183,7 +195,10 @@ impl HoldingsReader {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use super::*;
+    use crate::boot::BootTime;
 
     fn blob(keeps: &[&str], snapshot: Option<&str>) -> StoredBlob {
         let keeps = keeps.iter().map(|digest| (*digest).to_owned()).collect();
@@ -192,6 +207,16 @@ mod tests {
 
     fn snapshot(parent: &str, is_active: bool) -> Snapshot {
         Snapshot { parent: parent.to_owned(), is_active }
+    }
+
+    #[test]
+    fn a_clock_set_forward_makes_no_image_older() {
+        let seconds = Duration::from_secs;
+        let at = |wall, millis| ClockReading { wall, boot: Some(BootTime { id: 1, millis }) };
+        let (booted, today) = (UNIX_EPOCH + seconds(1_700_000_000), UNIX_EPOCH + seconds(1_800_000_000));
+        let image = Image { created_at: Some((booted + seconds(30)).into()), ..Image::default() };
+        let record = ImageRecord::from_containerd(image, at(booted, 60_000), at(today, 120_000));
+        assert_eq!(record.created, Some(today - seconds(30)));
     }
 
     #[test]
