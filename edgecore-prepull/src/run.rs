@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
@@ -186,7 +186,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<AgentEnd> {
         providers,
     } = settings;
     let metrics = Arc::new(AgentMetrics::default());
-    metrics.status().mark_started(SystemTime::now());
+    metrics.status().mark_started(Instant::now());
     let providers = Arc::new(Providers::load(&providers, Stderr::Dropped, Some(&metrics))?);
     check_urls(&tunnel_urls, &enroll_urls)?;
     let clock = node_clock(download_windows)?;
@@ -203,7 +203,7 @@ async fn run_until_stopped(settings: Effective) -> anyhow::Result<AgentEnd> {
     let tasks = TaskTracker::new();
     if let Some(listener) = bind_listener("--metrics-listen", metrics_listen).await? {
         info!(address = %listener.local_addr()?, "metrics and health listen");
-        tasks.spawn(http::serve(listener, metrics.clone(), shutdown.clone()));
+        tasks.spawn(http::serve(listener, metrics.clone(), identity.clock().clone(), shutdown.clone()));
     }
     let hub = Arc::new(Hub::new(peers.patience.0, identity.clock().clone()));
     let neighbourhood = Neighbourhood { hub: hub.clone(), identity: identity.clone() };

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use prepull_api::settings::NodeSettings;
 use prepull_api::task::{ByteProgress, ImagePhase, ImageProgress, Task, TaskId};
@@ -23,6 +23,10 @@ pub(crate) struct AgentStatus {
     /// When it was started, in RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<String>,
+    /// The time of now by the agent, which follows the cloud's; the other times count from it. Agents of earlier releases go by
+    /// this machine's clock, and leave it out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) time: Option<String>,
     pub(crate) cloud: CloudStatus,
     /// The settings that the cloud has set, which are in force within the node's own.
     #[serde(skip_serializing_if = "NodeSettings::is_empty")]
@@ -83,8 +87,13 @@ pub(crate) struct StatusBoard(Mutex<Board>);
 
 #[derive(Debug, Default)]
 struct Board {
-    started: Option<SystemTime>,
+    started: Option<Instant>,
+    /// Without its times.
     cloud: CloudStatus,
+    /// As [`CloudStatus::since`]. Not as dates: the clock may be set while the agent runs.
+    since: Option<Instant>,
+    /// As [`CloudStatus::next_try`].
+    next_try: Option<Instant>,
     settings: NodeSettings,
     tasks: Vec<(TaskId, TaskStatus)>,
     running: BTreeMap<TaskId, RunningTask>,
@@ -112,23 +121,26 @@ impl StatusBoard {
     }
 
     /// The agent has started.
-    pub(crate) fn mark_started(&self, now: SystemTime) {
+    pub(crate) fn mark_started(&self, now: Instant) {
         self.lock().started = Some(now);
     }
 
     /// A session with this address has begun.
-    pub(crate) fn mark_connected(&self, address: String, now: SystemTime) {
-        let since = Some(text_of(now));
-        self.lock().cloud = CloudStatus { connected: true, address, since, ..CloudStatus::default() };
+    pub(crate) fn mark_connected(&self, address: String, now: Instant) {
+        let mut board = self.lock();
+        board.cloud = CloudStatus { connected: true, address, ..CloudStatus::default() };
+        (board.since, board.next_try) = (Some(now), None);
     }
 
     /// A session, or an attempt at one, has ended.
-    pub(crate) fn mark_disconnected(&self, address: String, reason: String, wait: Duration, now: SystemTime) {
-        let cloud = &mut self.lock().cloud;
+    pub(crate) fn mark_disconnected(&self, address: String, reason: String, wait: Duration, now: Instant) {
+        let mut board = self.lock();
         // Not connected since the end of the session, and not since the last attempt.
-        let since = if cloud.connected { Some(text_of(now)) } else { cloud.since.take() };
-        let next_try = now.checked_add(wait).map(text_of);
-        *cloud = CloudStatus { connected: false, address, since, reason, next_try };
+        if board.cloud.connected {
+            board.since = Some(now);
+        }
+        board.next_try = now.checked_add(wait);
+        board.cloud = CloudStatus { connected: false, address, reason, ..CloudStatus::default() };
     }
 
     /// The cloud's settings are in force.
@@ -169,9 +181,13 @@ impl StatusBoard {
         }
     }
 
-    /// The state at this moment.
-    pub(crate) fn read(&self, now: Instant) -> AgentStatus {
+    /// The state at this moment, which is this time of day.
+    pub(crate) fn read(&self, now: Instant, wall: SystemTime) -> AgentStatus {
         let board = self.lock();
+        let date = |at: Instant| {
+            let date = wall + at.saturating_duration_since(now);
+            text_of(date.checked_sub(now.saturating_duration_since(at)).unwrap_or(UNIX_EPOCH))
+        };
         let tasks = board.tasks.iter().map(|(id, status)| match board.running.get(id) {
             Some(running) => TaskStatus {
                 waits: running.waits.clone(),
@@ -182,8 +198,13 @@ impl StatusBoard {
         });
         AgentStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            since: board.started.map(text_of),
-            cloud: board.cloud.clone(),
+            since: board.started.map(date),
+            time: Some(text_of(wall)),
+            cloud: CloudStatus {
+                since: board.since.map(date),
+                next_try: board.next_try.map(date),
+                ..board.cloud.clone()
+            },
             settings: board.settings.clone(),
             tasks: tasks.collect(),
         }
@@ -212,15 +233,14 @@ impl RunningPull {
     }
 }
 
+/// The time in RFC 3339. It has none before 1970, where a clock that isn't set may begin.
 fn text_of(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
+    humantime::format_rfc3339_seconds(time.max(UNIX_EPOCH)).to_string()
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::time::UNIX_EPOCH;
-
     use prepull_api::task::{ImageTask, JobUid, PullPolicy};
 
     use super::*;
@@ -231,21 +251,32 @@ mod tests {
 
     #[test]
     fn an_outage_lasts_since_its_session_ended() {
-        let board = StatusBoard::default();
-        board.mark_connected("a:1".to_owned(), at(10));
-        assert_eq!(board.read(Instant::now()).cloud.since.unwrap(), "1970-01-01T00:00:10Z");
+        let (board, start) = (StatusBoard::default(), Instant::now());
+        let read = |seconds| board.read(start + Duration::from_secs(seconds), at(seconds)).cloud;
+        board.mark_connected("a:1".to_owned(), start + Duration::from_secs(10));
+        assert_eq!(read(15).since.unwrap(), "1970-01-01T00:00:10Z");
         for attempt in [20, 30] {
-            board.mark_disconnected(
-                "b:1".to_owned(),
-                "refused".to_owned(),
-                Duration::from_secs(5),
-                at(attempt),
-            );
+            let (wait, attempt) = (Duration::from_secs(5), start + Duration::from_secs(attempt));
+            board.mark_disconnected("b:1".to_owned(), "refused".to_owned(), wait, attempt);
         }
-        let cloud = board.read(Instant::now()).cloud;
+        let cloud = read(32);
         assert!(!cloud.connected && cloud.reason == "refused" && cloud.address == "b:1");
         assert_eq!(cloud.since.unwrap(), "1970-01-01T00:00:20Z");
         assert_eq!(cloud.next_try.unwrap(), "1970-01-01T00:00:35Z");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_ages_nothing() {
+        let (board, start) = (StatusBoard::default(), Instant::now());
+        board.mark_started(start);
+        board.mark_connected("a:1".to_owned(), start + Duration::from_secs(10));
+        let read = |wall| board.read(start + Duration::from_secs(60), wall);
+        let status = read(at(1_800_000_060));
+        assert_eq!(status.time.unwrap(), "2027-01-15T08:01:00Z");
+        assert_eq!(status.since.unwrap(), "2027-01-15T08:00:00Z");
+        assert_eq!(status.cloud.since.unwrap(), "2027-01-15T08:00:10Z");
+        // The machine boots in 1970.
+        assert_eq!(read(at(30)).since.unwrap(), "1970-01-01T00:00:00Z");
     }
 
     #[test]
@@ -269,15 +300,15 @@ mod tests {
         board.note_progress(&id, &[progress(ImagePhase::Pulling, 1_000)], "", began);
         let later = began + Duration::from_secs(2);
         board.note_progress(&id, &[progress(ImagePhase::Pulling, 5_000)], "waits: its job is paused", later);
-        let shown = board.read(later).tasks.remove(0);
+        let shown = board.read(later, at(0)).tasks.remove(0);
         assert_eq!(
             (shown.downloads[0].image.as_str(), shown.downloads[0].bytes_per_second),
             ("web:v1", 2_000)
         );
         assert_eq!(shown.waits, "waits: its job is paused");
-        assert_eq!(board.read(later + STALE).tasks[0].downloads[0].bytes_per_second, 0);
+        assert_eq!(board.read(later + STALE, at(0)).tasks[0].downloads[0].bytes_per_second, 0);
         board.note_progress(&id, &[progress(ImagePhase::Done, 9_000)], "", later);
-        assert_eq!(board.read(later).tasks[0].downloads, []);
+        assert_eq!(board.read(later, at(0)).tasks[0].downloads, []);
         board.end_task(&id);
         assert!(board.lock().running.is_empty());
     }

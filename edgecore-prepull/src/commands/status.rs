@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
+use humantime::parse_rfc3339;
 use prepull_api::wire::Filesystem;
 use prepull_program::errors::with_causes;
 use serde::Serialize;
@@ -102,6 +103,10 @@ impl BoxReport {
             && self.identity.known().is_some_and(|identity| !identity.has_expired)
             && self.runtime.known().is_some()
     }
+
+    fn time(&self) -> SystemTime {
+        agent_time(&self.agent).unwrap_or_else(SystemTime::now)
+    }
 }
 
 /// Prints the state. The exit status is 0 if the machine can take part in jobs.
@@ -110,7 +115,7 @@ pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let report = collect_report(&read_settings(args)?).await?;
     let text = match output {
         Some(StatusOutput::Json) => serde_json::to_string_pretty(&report)? + "\n",
-        None => render_report(&report, SystemTime::now()),
+        None => render_report(&report, report.time()),
     };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write the status")?;
     Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -128,15 +133,16 @@ fn read_settings(args: StatusArgs) -> anyhow::Result<Effective> {
 
 async fn collect_report(settings: &Effective) -> anyhow::Result<BoxReport> {
     let state_dir = &settings.state_dir;
-    let identity = Identity::load(state_dir).map(|identity| IdentityStatus {
-        node: identity.node().to_string(),
-        certificate_until: humantime::format_rfc3339_seconds(identity.not_after()).to_string(),
-        has_expired: identity.has_expired(),
-    });
     let (agent, runtime) = tokio::join!(
         ask_agent(settings.metrics_listen),
         ask_runtime(settings.runtime_endpoint.clone().unwrap_or_else(RuntimeEndpoint::in_the_usual_places))
     );
+    let time = agent_time(&agent);
+    let identity = Identity::load(state_dir).map(|identity| IdentityStatus {
+        node: identity.node().to_string(),
+        certificate_until: humantime::format_rfc3339_seconds(identity.not_after()).to_string(),
+        has_expired: time.map_or_else(|| identity.has_expired(), |time| identity.not_after() <= time),
+    });
     let tasks = agent.known().is_none().then(|| {
         let records = ledger::read_beside_agent(state_dir);
         let status = |record: &TaskRecord| node::describe_task((record, "goes on when the agent runs")).1;
@@ -151,8 +157,14 @@ async fn collect_report(settings: &Effective) -> anyhow::Result<BoxReport> {
     if let Some(agent) = agent.known() {
         clock.cloud_windows.clone_from(&agent.settings.windows);
     }
-    let window = timestamp(SystemTime::now()).and_then(|now| clock.own_openings().explain_wait(now));
+    let window = timestamp(time.unwrap_or_else(SystemTime::now))
+        .and_then(|now| clock.own_openings().explain_wait(now));
     Ok(BoxReport { identity: identity.into(), agent, upgrade, runtime, window, tasks })
+}
+
+/// The time by which the agent goes: the cloud's, while this machine's clock may be years behind.
+fn agent_time(agent: &Looked<AgentStatus>) -> Option<SystemTime> {
+    parse_rfc3339(agent.known()?.time.as_deref()?).ok()
 }
 
 async fn ask_agent(listen: Listen) -> Looked<AgentStatus> {

@@ -182,7 +182,8 @@ impl Dial {
             let wait = route.advance(ended, lasted, random_fraction());
             let (address, next) = (endpoint.to_string(), endpoints[route.index()].to_string());
             if let Some(metrics) = &self.metrics {
-                metrics.status().mark_disconnected(address.clone(), end.to_string(), wait, SystemTime::now());
+                let now = Instant::now().into_std();
+                metrics.status().mark_disconnected(address.clone(), end.to_string(), wait, now);
             }
             if lasted.is_some() {
                 tracing::info!(address, reason = %end, reconnect_in = ?wait, next, "disconnected from the cloud");
@@ -269,7 +270,7 @@ impl Dial {
         if let Some(metrics) = &self.metrics {
             metrics.set_session(endpoint.map(ToString::to_string));
             if let Some(endpoint) = endpoint {
-                metrics.status().mark_connected(endpoint.to_string(), SystemTime::now());
+                metrics.status().mark_connected(endpoint.to_string(), Instant::now().into_std());
             }
         }
     }

@@ -38,6 +38,7 @@ fn well() -> BoxReport {
     let agent = AgentStatus {
         version: "0.1.0".to_owned(),
         since: Some(at(11_100)),
+        time: Some(at(0)),
         cloud: CloudStatus {
             connected: true,
             address: "cloud.example:10000".to_owned(),
@@ -78,6 +79,17 @@ fn a_connected_box_shows_its_downloads() {
 ";
     assert_eq!(render_report(&well(), now()), expected);
     assert!(well().is_well());
+}
+
+#[test]
+fn the_agents_time_counts_where_it_answers() {
+    let mut report = well();
+    assert_eq!(report.time(), now());
+    let Looked::Known(agent) = &mut report.agent else { panic!() };
+    agent.time = None;
+    assert_eq!(agent_time(&report.agent), None, "of an earlier release");
+    report.agent = Looked::Error("it does not answer".to_owned());
+    assert_eq!(agent_time(&report.agent), None);
 }
 
 #[test]
