@@ -69,7 +69,7 @@ pub enum EdgeMessage {
     /// The node's part in the blobs of a task that its site shares. Only for a cloud that has announced
     /// [`Welcome::tickets`], and for tasks with [`DownloadTerms::share`]; may be lost.
     Blobs(Blobs),
-    /// Answer to [`CloudMessage::Settings`]: they are in force.
+    /// Answer to [`CloudMessage::Settings`]: they are in force, and on the edge's disk.
     Configured {
         /// The settings of that message.
         settings: NodeSettings,
@@ -175,7 +175,8 @@ pub struct Hello {
     /// Whether the edge knows [`Task::upgrade`], in the same way.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub upgrades: bool,
-    /// The cloud's settings that are in force on the node. Absent for agents that can't take any.
+    /// The cloud's settings that are in force on the node, even if its disk has refused them. Absent for agents that can't take
+    /// any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<NodeSettings>,
 }
