@@ -63,8 +63,9 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 /// Deadline for closing the session and for the last write to the ledger; our systemd unit kills after 20 s.
 const DRAIN: Duration = Duration::from_secs(10);
 /// Threads for blocking operations: name resolution, flushing, and questions that may hang on a dead file system. A disk
-/// that hangs keeps one for flushes of each directory, and one for each kind of question about its free space.
-const BLOCKING_THREADS: usize = 4;
+/// that hangs keeps one for flushes of each directory, one for each kind of question about its free space, and one each for
+/// the kubelet's records, the cloud's settings and the identity. The others resolve names.
+const BLOCKING_THREADS: usize = 8;
 
 /// Parses the command line and runs its command. Errors go to stderr, with their causes.
 pub fn main() -> ExitCode {

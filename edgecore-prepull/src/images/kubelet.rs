@@ -15,8 +15,9 @@ use std::time::Duration;
 use prepull_api::task::KubeletRecord;
 use prepull_api::wire::truncate_note;
 use prepull_registry::digest::sha256;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
+use crate::images::filesystem::OneQuestion;
 use records::{Judgement, judge_record, names_reference};
 
 /// The default of the kubelet's `--root-dir`.
@@ -33,6 +34,9 @@ const MAX_INTENTS: usize = 256;
 const PULL_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval of looking whether it has ended.
 const PULL_LOOK: Duration = Duration::from_millis(250);
+/// Longest wait for one look, with those before it. It takes milliseconds unless the disk hangs, and the image is reported
+/// only afterwards.
+const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Reason why the kubelet will ask the registry before pods may use an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +54,8 @@ pub(crate) struct KubeletRecords {
     dir: Arc<Path>,
     /// Whether we've logged that the records can't be read.
     is_logged: Arc<AtomicBool>,
+    /// On a disk that hangs, each look would keep another thread.
+    looks: OneQuestion,
 }
 
 /// The result of one look.
@@ -73,18 +79,21 @@ enum RecordFinding {
 impl KubeletRecords {
     /// The records of the kubelet with this root directory.
     pub(crate) fn in_root_dir(kubelet_dir: &Path) -> Self {
-        Self { dir: kubelet_dir.join(IMAGE_MANAGER).into(), is_logged: Arc::default() }
+        Self {
+            dir: kubelet_dir.join(IMAGE_MANAGER).into(),
+            is_logged: Arc::default(),
+            looks: OneQuestion::default(),
+        }
     }
 
     /// Finds the reason why the kubelet will ask the registry before pods may use this image, which is on the node.
-    /// `None` if there's no reason, and also if the records can't be read.
+    /// `None` if there's no reason, and also if the records can't be read or their disk hangs.
     pub(crate) async fn find_reason(&self, id: &str, reference: &str) -> Option<AskReason> {
         let begun = Instant::now();
         loop {
             let (dir, id, reference) = (self.dir.to_path_buf(), id.to_owned(), reference.to_owned());
-            // A disk that hangs must not hold up the agent.
-            let look =
-                tokio::task::spawn_blocking(move || look_at_records(&dir, &id, &reference)).await.ok()?;
+            let look = self.looks.ask(move || look_at_records(&dir, &id, &reference));
+            let look = timeout(LOOK_PATIENCE, look).await.map_err(io::Error::from).and_then(|asked| asked?);
             match look {
                 // The pull adds the missing credentials to the record when it ends.
                 Ok(KubeletFinding { is_pulling: true, .. }) if begun.elapsed() < PULL_PATIENCE => {

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use std::fs;
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -181,4 +182,24 @@ async fn a_pull_that_ends_soon_decides() {
     };
     let (found, ()) = tokio::join!(kind(&root), ends);
     assert_eq!(found, None);
+}
+
+#[test]
+fn a_disk_that_hangs_delays_an_image_by_seconds() {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(2).build().unwrap();
+    let root = kubelet();
+    // Opening it blocks: no process writes to it.
+    let hangs = root.path().join(IMAGE_MANAGER).join("pulled").join(file_name(ID));
+    mkfifoat(CWD, &hangs, Mode::RUSR).unwrap();
+    let records = KubeletRecords::in_root_dir(root.path());
+    let look = || records.find_reason(ID, REFERENCE);
+    let looks = async {
+        assert_eq!(tokio::join!(look(), look(), look()), (None, None, None));
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+    };
+    let limit = LOOK_PATIENCE * 4;
+    runtime.block_on(async { timeout(limit, looks).await }).unwrap();
+    // Dropping it would wait for the thread.
+    runtime.shutdown_background();
 }
