@@ -47,6 +47,8 @@ pub(crate) struct Fake {
 #[derive(Debug, Default)]
 pub(crate) struct FakePullerState {
     pub(crate) present: Vec<String>,
+    /// The id of all images, instead of the usual one.
+    pub(crate) id: Option<String>,
     pub(crate) pulls: Vec<String>,
     pub(crate) sandboxes: Vec<Option<SandboxMetadata>>,
     pub(crate) passwords: Vec<Option<String>>,
@@ -95,6 +97,12 @@ pub(crate) struct FakePullerState {
     pub(crate) files: HashMap<String, Vec<u8>>,
     /// Whether the runtime reports pinned images.
     pub(crate) confirms_pins: bool,
+}
+
+impl FakePullerState {
+    fn image_id(&self) -> String {
+        self.id.clone().unwrap_or_else(|| "sha256:i".to_owned())
+    }
 }
 
 impl Fake {
@@ -189,7 +197,7 @@ impl Puller for Fake {
         Ok(Pulled {
             warning: state.warning.clone(),
             digest: Some("sha256:d".to_owned()),
-            id: Some("sha256:i".to_owned()),
+            id: Some(state.image_id()),
             bytes: Some(ByteProgress { done: 100, total: 100 }),
             is_flushed: state.pulls_to_disk,
             facts: ImageFacts {
@@ -203,7 +211,7 @@ impl Puller for Fake {
     async fn look_up(&self, reference: &str) -> Result<Option<Present>, PullError> {
         let state = self.state.lock().unwrap();
         let there = state.present.iter().any(|present| present == reference);
-        Ok(there.then(|| Present { digest: Some("sha256:d".to_owned()), id: Some("sha256:i".to_owned()) }))
+        Ok(there.then(|| Present { digest: Some("sha256:d".to_owned()), id: Some(state.image_id()) }))
     }
 
     async fn read_file(&self, id: &str, _path: &str, _most: u64) -> Result<Vec<u8>, String> {

@@ -72,6 +72,13 @@ struct RefusedImage {
     error: PullError,
 }
 
+impl RefusedImage {
+    /// Whether it's the image that is there now. Without an id it may be.
+    fn may_be(&self, present: &Present) -> bool {
+        self.id.is_none() || present.id.is_none() || self.id == present.id
+    }
+}
+
 impl<P: Puller> ImagePulls<P> {
     pub(super) fn new(puller: Arc<P>, parallel: NonZeroUsize) -> Self {
         // A semaphore has an upper bound of permits.
@@ -208,7 +215,10 @@ impl<P: Puller> ImagePulls<P> {
         if let Err(error) = flushed {
             refused.insert(reference.to_owned(), RefusedImage { id: present.id.clone(), error });
         }
-        refused.get(reference).map_or_else(|| Ok(already_present(present)), |known| Err(known.error.clone()))
+        match refused.get(reference) {
+            Some(known) if known.may_be(&present) => Err(known.error.clone()),
+            _ => Ok(already_present(present)),
+        }
     }
 
     /// Pulls, and watches the disks meanwhile.

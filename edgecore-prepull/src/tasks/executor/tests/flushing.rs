@@ -128,6 +128,22 @@ async fn an_image_that_came_back_is_not_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn another_image_of_the_name_is_not_refused() {
+    for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
+        let fake = Fake::new();
+        fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::Transient, "I/O error")];
+        let executor = executor(&fake);
+        let looks = || execution(vec![image("a", policy, 0)]);
+        assert_eq!(outcomes(&run_on(&executor, execution(vec![always("a")])).await), [Failed]);
+        // The kubelet has pulled what the tag names now.
+        fake.state.lock().unwrap().id = Some("sha256:other".to_owned());
+        assert_eq!(outcomes(&run_on(&executor, looks()).await), [Already], "{policy}");
+        fake.state.lock().unwrap().id = None;
+        assert_eq!(outcomes(&run_on(&executor, looks()).await), [Failed], "the first is back: {policy}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn anothers_refused_flush_fails_a_pull() {
     let fake = Fake::new();
     fake.script("a", [Act::Take(10)]);
