@@ -12,18 +12,18 @@ use std::fs;
 use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
 use prepull_api::settings::NodeSettings;
 use prepull_window::write_window;
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::cloud::identity::replace_file;
 use crate::images::fetch::RoomRules;
+use crate::images::filesystem::OneQuestion;
 use crate::units::Percent;
 
 /// The file with the cloud's settings, in the state directory.
@@ -104,8 +104,8 @@ pub(crate) struct CloudSettings {
     path: PathBuf,
     own: Own,
     cloud: watch::Sender<NodeSettings>,
-    /// Held while the file is written: the last one to come must be the last one that's written.
-    writing: Mutex<()>,
+    /// The last settings to come must be the last that are written, also on a disk that hangs.
+    writing: OneQuestion,
 }
 
 impl CloudSettings {
@@ -121,7 +121,7 @@ impl CloudSettings {
             tracing::warn!(file = %path.display(), %error, "the cloud's settings for this node are not readable; it sends them again");
             NodeSettings::default()
         });
-        Self { path, own, cloud: watch::Sender::new(cloud), writing: Mutex::default() }
+        Self { path, own, cloud: watch::Sender::new(cloud), writing: OneQuestion::default() }
     }
 
     /// What the cloud has set last.
@@ -153,7 +153,7 @@ impl CloudSettings {
     pub(crate) async fn persist_latest(self: Arc<Self>) -> NodeSettings {
         loop {
             let settings = self.clone();
-            match spawn_blocking(move || settings.store()).await.map_err(io::Error::from).flatten() {
+            match self.writing.ask(move || settings.store()).await.map_err(io::Error::from).flatten() {
                 Ok(stored) => return stored,
                 Err(error) => {
                     tracing::warn!(%error, "the cloud's settings can't be written: they are in force until the next restart");
@@ -164,7 +164,6 @@ impl CloudSettings {
     }
 
     fn store(&self) -> io::Result<NodeSettings> {
-        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let cloud = self.of_cloud();
         replace_file(&self.path, &serde_json::to_vec(&cloud)?, 0o600)?;
         Ok(cloud)
@@ -201,6 +200,11 @@ pub(crate) fn describe_settings(settings: &NodeSettings) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use std::sync::{Mutex, mpsc};
+
+    use tokio::task::{spawn_blocking, yield_now};
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -279,6 +283,31 @@ mod tests {
         assert_eq!(load().of_cloud(), set);
         fs::write(dir.path().join(FILE), "{").unwrap();
         assert!(load().of_cloud().is_empty());
+    }
+
+    #[test]
+    fn abandoned_writes_keep_one_thread() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(2)
+            .build()
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let settings = Arc::new(CloudSettings::load(dir.path(), own(None, None)));
+        runtime.block_on(async {
+            let (answer, answers) = mpsc::channel::<()>();
+            let first = settings.clone();
+            let first = tokio::spawn(async move { first.writing.ask(move || answers.recv().is_ok()).await });
+            yield_now().await;
+            for _ in 0..4 {
+                let write = settings.clone().persist_latest();
+                assert!(timeout(Duration::from_millis(20), write).await.is_err());
+            }
+            timeout(Duration::from_secs(10), spawn_blocking(|| ())).await.unwrap().unwrap();
+            drop(answer);
+            first.await.unwrap().unwrap();
+            assert!(settings.persist_latest().await.is_empty());
+        });
     }
 
     #[tokio::test(start_paused = true)]
