@@ -29,9 +29,10 @@ pub(super) async fn keep_tidy<P: Puller>(
         if !images.may_have_leftovers() {
             continue;
         }
-        let Ok(disk) = images.puller.read_filesystem().await else { continue };
+        // A pod may not have the disk mounted. What is old must go nevertheless.
+        let is_short = images.puller.read_filesystem().await.is_ok_and(|disk| is_short(&disk, limits));
         images.begin_tidying();
-        let least_age = if is_short(&disk, limits) { Duration::ZERO } else { kept() };
+        let least_age = if is_short { Duration::ZERO } else { kept() };
         if images.puller.release_unwanted(|| images.wanted.references(), least_age).await {
             images.note_leftovers();
         }

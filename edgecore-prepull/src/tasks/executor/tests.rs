@@ -479,7 +479,9 @@ async fn leftovers_go_when_the_disk_is_short() {
     sleep(Duration::from_secs(1)).await;
     let wanted = vec!["wanted".to_owned()];
     assert_eq!(next(15).await, [(wanted.clone(), KEPT)], "only what is old");
-    assert_eq!(next(14).await, [(wanted, SHORT)]);
+    assert_eq!(next(14).await, [(wanted.clone(), SHORT)]);
+    fake.state.lock().unwrap().filesystem_errors = vec![ErrorClass::Transient];
+    assert_eq!(next(14).await, [(wanted, KEPT)], "an unseen disk isn't short");
     executor.let_go(&open.task.id);
     fake.state.lock().unwrap().leftovers = false;
     assert_eq!(next(14).await, [(vec![], SHORT)]);
