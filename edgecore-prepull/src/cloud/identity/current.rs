@@ -1,6 +1,7 @@
 //! The current certificate, which a newer one can replace while the agent runs.
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,6 +19,7 @@ use super::files::{CertificateFacts, Pki, StateDir};
 use super::patient::Patient;
 use super::peers::{PeerTls, peer_tls, root_store};
 use crate::clock::CloudClock;
+use crate::images::filesystem::OneQuestion;
 
 /// TLS sessions kept for resumption: one server hands out a few tickets.
 const TICKETS: usize = 4;
@@ -32,6 +34,8 @@ pub struct Identity {
     pub(super) clock: Arc<CloudClock>,
     /// The end of the certificate that the cloud has refused as expired.
     pub(super) refused: Arc<watch::Sender<Option<SystemTime>>>,
+    /// A renewal and a change of the CAs both read all the files after writing theirs, so they take turns.
+    files: OneQuestion,
 }
 
 /// One certificate, ready for use.
@@ -67,7 +71,7 @@ impl Identity {
         let current = load_current(&dir, &clock)?;
         let current = Arc::new(watch::Sender::new(Arc::new(current)));
         let (renew_at, refused) = (Arc::new(watch::Sender::new(None)), Arc::new(watch::Sender::new(None)));
-        Ok(Self { dir, current, renew_at, clock, refused })
+        Ok(Self { dir, current, renew_at, clock, refused, files: OneQuestion::default() })
     }
 
     /// The cloud's time, updated by each session.
@@ -107,8 +111,25 @@ impl Identity {
         self.current.subscribe()
     }
 
+    /// Runs work on the files, which may block for long, away from the agent's only thread. Work that has begun goes on if its
+    /// caller is dropped.
+    pub(super) async fn use_files<T, E>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<IdentityError> + Send + 'static,
+    {
+        let identity = self.clone();
+        let done = self.files.ask(move || work(&identity)).await;
+        done.unwrap_or_else(|error| {
+            Err(IdentityError::for_file("use", &self.dir.pki(), io::Error::from(error)).into())
+        })
+    }
+
     /// Takes over the certificate and the CAs on disk. Returns whether the certificate has changed: only then must
-    /// sessions restart.
+    /// sessions restart. May block for long.
     pub(super) fn reload(&self) -> Result<bool, IdentityError> {
         let loaded = load_current(&self.dir, &self.clock)?;
         Ok(self.current.send_if_modified(|current| {

@@ -63,17 +63,20 @@ impl Identity {
     /// then on, all users of this identity have the new certificate.
     pub async fn renew(&self, enroll_urls: impl Into<Urls>) -> Result<(), RenewError> {
         let endpoints = enroll_urls.into().endpoints_to_dial(ENROLL_SCHEME, &Proxies::from_env())?;
-        let key = self.dir.requested_key()?;
+        let key = self.use_files(|identity| identity.dir.requested_key()).await?;
         let tls = self.current.borrow().tls.clone();
         let request =
             RenewRequest { csr: key.csr()?, organisation: Some(SubjectForm::Own.organisation().to_owned()) };
         let IssuedCertificate { certificate, ca: _, not_after: _ } =
             post_to_any(&endpoints, RENEW_PATH, tls, &request).await?;
         check_issued(&certificate, &self.node(), &key).map_err(RenewError::Answer)?;
-        self.dir.store_certificate(&certificate)?;
-        self.reload()?;
-        self.renew_at.send_replace(None);
-        Ok(())
+        let store = move |identity: &Self| {
+            identity.dir.store_certificate(&certificate)?;
+            identity.reload()?;
+            identity.renew_at.send_replace(None);
+            Ok(())
+        };
+        self.use_files(store).await
     }
 
     /// Renews the certificate at two thirds of its life, plus a random delay, until `shutdown`. An expired certificate
@@ -124,7 +127,7 @@ impl Identity {
     }
 
     async fn renew_or_reload(&self, enroll_urls: &Urls) -> Result<(), RenewError> {
-        if self.has_expired() && self.reload()? && !self.has_expired() {
+        if self.has_expired() && self.use_files(Self::reload).await? && !self.has_expired() {
             return Ok(());
         }
         self.renew(enroll_urls.clone()).await
@@ -136,7 +139,7 @@ impl Identity {
         loop {
             let left = end.saturating_duration_since(tokio::time::Instant::now());
             tokio::time::sleep(left.min(LOOK_FOR_JOIN)).await;
-            let has_joined = self.has_expired() && self.reload().unwrap_or(false);
+            let has_joined = self.has_expired() && self.use_files(Self::reload).await.unwrap_or(false);
             if left <= LOOK_FOR_JOIN || has_joined {
                 return;
             }

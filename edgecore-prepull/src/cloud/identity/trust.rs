@@ -9,6 +9,7 @@ use ring::digest::{SHA256, digest};
 use super::current::Identity;
 use super::error::IdentityError;
 use super::files::{are_cas, parse_bundle};
+use crate::backoff::random_fraction;
 
 /// The longest time over which a renewal is spread, even if the cloud asks for more.
 const LONGEST_SPREAD: Duration = Duration::from_secs(3600);
@@ -34,9 +35,15 @@ impl Identity {
         cas.iter().any(|ca| digest(&SHA256, ca).as_ref() == fingerprint)
     }
 
+    /// Trusts these CAs of the cloud, and returns the name of their set. It goes on if the caller is dropped.
+    pub(crate) async fn take_over(&self, cas: TrustedCas) -> Result<String, TrustError> {
+        let trust = move |identity: &Self| identity.trust(&cas, SystemTime::now(), random_fraction());
+        self.use_files(trust).await
+    }
+
     /// Trusts these CAs from now on, also after a restart. If another CA than the first one issued the certificate,
     /// it's renewed soon; `chance`, from 0 to 1, spreads these renewals. Sessions go on.
-    pub(crate) fn trust(&self, cas: &TrustedCas, now: SystemTime, chance: f64) -> Result<String, TrustError> {
+    fn trust(&self, cas: &TrustedCas, now: SystemTime, chance: f64) -> Result<String, TrustError> {
         let certificates = parse_bundle(&cas.bundle).map_err(TrustError::Bundle)?;
         if !are_cas(&certificates) {
             return Err(TrustError::Bundle("it has a certificate that is not a CA's"));

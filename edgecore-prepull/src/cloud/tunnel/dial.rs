@@ -16,6 +16,7 @@ use prepull_registry::Proxies;
 use prepull_tunnel::{ByteCount, Channel, ChannelEvent, CountingStream, Terms, websocket_config};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -348,6 +349,8 @@ impl Dial {
         outgoing: &mut mpsc::Receiver<EdgeMessage>,
     ) -> Result<std::convert::Infallible, TunnelEnd> {
         let (mut room, mut confirmation, mut has_skipped) = (None, None, false);
+        // Heartbeats of the session must not wait for a slow disk.
+        let mut taking_over: JoinSet<Option<EdgeMessage>> = JoinSet::new();
         loop {
             if channel.is_writable()
                 && let Some(confirmation) = confirmation.take()
@@ -372,7 +375,11 @@ impl Dial {
                         CloudMessage::Goaway { after, reason } => {
                             return Err(TunnelEnd::Goaway { after, reason: printable_start(&reason) });
                         }
-                        CloudMessage::Trust(cas) => confirmation = self.take_over(&cas).or(confirmation),
+                        CloudMessage::Trust(cas) => {
+                            // The last to come counts.
+                            taking_over.abort_all();
+                            taking_over.spawn(take_over(self.trust.clone(), cas));
+                        }
                         CloudMessage::Other => {
                             if !std::mem::replace(&mut has_skipped, true) {
                                 tracing::warn!(
@@ -389,6 +396,9 @@ impl Dial {
                         }
                     }
                 }
+                Some(taken_over) = taking_over.join_next() => {
+                    confirmation = taken_over.ok().flatten().or(confirmation);
+                }
                 changed = self.identity.changed() => {
                     changed.map_err(|_| TunnelEnd::Shutdown)?;
                     return Err(TunnelEnd::Renewed);
@@ -396,19 +406,19 @@ impl Dial {
             }
         }
     }
+}
 
-    /// Trusts the CAs that the cloud names, and returns the confirmation.
-    fn take_over(&self, cas: &TrustedCas) -> Option<EdgeMessage> {
-        match self.trust.trust(cas, SystemTime::now(), random_fraction()) {
-            Ok(bundle) => {
-                tracing::info!(bundle, "the CAs that the cloud named are trusted");
-                Some(EdgeMessage::Trusts { bundle })
-            }
-            // We still trust the previous CAs, and the cloud names the new ones again in the next session.
-            Err(error) => {
-                tracing::error!(%error, "the CAs that the cloud named were not taken over");
-                None
-            }
+/// Trusts the CAs that the cloud names, and returns the confirmation.
+async fn take_over(identity: Identity, cas: TrustedCas) -> Option<EdgeMessage> {
+    match identity.take_over(cas).await {
+        Ok(bundle) => {
+            tracing::info!(bundle, "the CAs that the cloud named are trusted");
+            Some(EdgeMessage::Trusts { bundle })
+        }
+        // We still trust the previous CAs, and the cloud names the new ones again in the next session.
+        Err(error) => {
+            tracing::error!(%error, "the CAs that the cloud named were not taken over");
+            None
         }
     }
 }

@@ -3,6 +3,7 @@ use std::path::Path;
 
 use prepull_api::task::NodeName;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::*;
 use crate::cloud::identity::Connection;
@@ -119,4 +120,29 @@ async fn a_rotation_ends_a_long_wait() {
     });
     assert!((40..=50).contains(&waited.as_secs()), "the cloud's time: {waited:?}");
     assert_eq!(waits().await, hour, "a value seen before doesn't end the next wait");
+}
+
+#[tokio::test]
+async fn a_disk_that_hangs_holds_up_nothing_else() {
+    const RELEASED_AFTER: Duration = Duration::from_secs(5);
+    let (ca, dir) = (Ca::new("ca"), tempfile::tempdir().unwrap());
+    let (identity, known) = (ca.join(dir.path()), named(&[&ca]));
+    // Reading it blocks until the other thread writes.
+    let key = dir.path().join("pki/client.key.new");
+    mkfifoat(CWD, &key, Mode::RUSR | Mode::WUSR).unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let releasing = std::thread::spawn(move || {
+        let _ = released.recv_timeout(RELEASED_AFTER);
+        std::fs::write(key, "")
+    });
+    let begun = std::time::Instant::now();
+    let of_renewal = identity.clone();
+    let renewing = tokio::spawn(async move { of_renewal.renew("https://localhost:1".to_owned()).await });
+    let of_cloud = tokio::spawn(async move { identity.take_over(known).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert!(begun.elapsed() < RELEASED_AFTER && !renewing.is_finished() && !of_cloud.is_finished());
+    renewing.abort();
+    drop(release);
+    assert!(of_cloud.await.unwrap().is_ok(), "its turn comes");
+    releasing.join().unwrap().unwrap();
 }
