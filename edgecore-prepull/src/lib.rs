@@ -72,6 +72,7 @@ mod health;
 mod machine;
 mod metrics;
 mod node_clock;
+mod one_question;
 pub mod run;
 mod settings;
 mod status;

@@ -23,7 +23,7 @@ use tokio::time::sleep;
 
 use crate::cloud::identity::replace_file;
 use crate::images::fetch::RoomRules;
-use crate::images::filesystem::OneQuestion;
+use crate::one_question::OneQuestion;
 use crate::units::Percent;
 
 /// The file with the cloud's settings, in the state directory.

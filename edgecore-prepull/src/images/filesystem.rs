@@ -4,11 +4,9 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex as SyncMutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use prepull_api::wire::Filesystem;
-use tokio::sync::Mutex;
-use tokio::task::{JoinError, spawn_blocking};
 
 /// Reads capacity and free space for an unprivileged writer. May block on a dead file server.
 pub(crate) fn read_filesystem(mountpoint: &Path) -> io::Result<Filesystem> {
@@ -18,29 +16,6 @@ pub(crate) fn read_filesystem(mountpoint: &Path) -> io::Result<Filesystem> {
         available: stat.f_bavail.saturating_mul(stat.f_frsize),
         capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
     })
-}
-
-/// Questions to file systems that may block for long, one at a time. The thread of an abandoned one hangs until the kernel
-/// answers, and there are few threads.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OneQuestion(Arc<Mutex<()>>);
-
-impl OneQuestion {
-    /// Asks once the question before has its answer.
-    ///
-    /// # Errors
-    /// The question panicked, or the program ends.
-    pub(crate) async fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, JoinError> {
-        let turn = Arc::clone(&self.0).lock_owned().await;
-        let asked = spawn_blocking(move || {
-            let _turn = turn;
-            question()
-        });
-        asked.await
-    }
 }
 
 /// Reason why a file system wasn't flushed.
@@ -69,7 +44,7 @@ pub(crate) type OpenDirectory = Arc<File>;
 
 /// A directory that is open while someone keeps it so.
 #[derive(Debug, Default)]
-pub(crate) struct SharedDirectory(SyncMutex<Weak<File>>);
+pub(crate) struct SharedDirectory(Mutex<Weak<File>>);
 
 impl SharedDirectory {
     /// The directory at this path, which is opened unless the same one is already. May block on a dead file server.
@@ -164,24 +139,5 @@ mod tests {
         };
         assert!(wanted("/proc", "/") && !wanted("/", "/"));
         flush_other_filesystem(Path::new("/"), &SharedDirectory::default(), Path::new("/absent")).unwrap();
-    }
-
-    #[tokio::test]
-    async fn abandoned_questions_keep_one_thread() {
-        let one = OneQuestion::default();
-        let (asked, questions) = std::sync::mpsc::channel();
-        let (answer, answers) = std::sync::mpsc::channel::<()>();
-        let answers = Arc::new(std::sync::Mutex::new(answers));
-        for _ in 0..4 {
-            let (asked, answers) = (asked.clone(), Arc::clone(&answers));
-            let hangs = one.ask(move || {
-                asked.send(()).unwrap();
-                let _ = answers.lock().unwrap().recv();
-            });
-            assert!(tokio::time::timeout(std::time::Duration::from_millis(20), hangs).await.is_err());
-        }
-        assert_eq!(questions.try_iter().count(), 1);
-        drop(answer);
-        assert_eq!(one.ask(|| 7).await.unwrap(), 7);
     }
 }

@@ -12,9 +12,10 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
 use super::filesystem::{
-    FlushError, OneQuestion, OpenDirectory, SharedDirectory, flush_filesystem, flush_other_filesystem,
+    FlushError, OpenDirectory, SharedDirectory, flush_filesystem, flush_other_filesystem,
 };
 use crate::by_key::ByKey;
+use crate::one_question::OneQuestion;
 
 /// Where a runtime keeps what it has of images. Each directory may be on a disk of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use prepull_api::wire::truncate_note;
 use prepull_registry::digest::sha256;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::images::filesystem::OneQuestion;
+use crate::one_question::OneQuestion;
 use records::{Judgement, judge_record, names_reference};
 
 /// The default of the kubelet's `--root-dir`.

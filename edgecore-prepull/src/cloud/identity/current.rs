@@ -19,7 +19,7 @@ use super::files::{CertificateFacts, Pki, StateDir};
 use super::patient::Patient;
 use super::peers::{PeerTls, peer_tls, root_store};
 use crate::clock::CloudClock;
-use crate::images::filesystem::OneQuestion;
+use crate::one_question::OneQuestion;
 
 /// TLS sessions kept for resumption: one server hands out a few tickets.
 const TICKETS: usize = 4;

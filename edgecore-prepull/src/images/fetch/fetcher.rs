@@ -25,11 +25,12 @@ use crate::clock::CloudClock;
 use crate::images::containerd::{
     Containerd, ContentLabels, ContentStore, ContentWriter, HoldingsReader, ImageRecords, Leases, Unpacker,
 };
-use crate::images::filesystem::{FlushError, OneQuestion};
+use crate::images::filesystem::FlushError;
 use crate::images::flushes::{FlushMark, Flushes};
 use crate::images::rate::Bucket;
 use crate::images::runtime::RuntimeEndpoint;
 use crate::metrics::AgentMetrics;
+use crate::one_question::OneQuestion;
 
 /// Blobs of an image that arrive at the same time, as many as containerd fetches by default.
 const STREAMS_OF_IMAGE: usize = 3;

@@ -33,9 +33,10 @@ use super::{
     DiskWatch, ErrorClass, JobsToUnpin, Present, ProgressSink, PullError, PullRequest, Pulled, Puller,
 };
 use crate::images::containerd::{Containerd, ContentStore, LEASE_HEADER, Leases, Owner, Pins};
-use crate::images::filesystem::{FlushError, OneQuestion, read_filesystem};
+use crate::images::filesystem::{FlushError, read_filesystem};
 use crate::images::flushes::{Flushes, ImageDirectories, UnflushedPulls};
 use crate::images::runtime::RuntimeEndpoint;
+use crate::one_question::OneQuestion;
 
 /// Largest gRPC message: containerd sends up to 16 MiB, while tonic refuses more than 4 MiB by default.
 pub(in crate::images) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
