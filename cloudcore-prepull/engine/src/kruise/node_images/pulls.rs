@@ -12,7 +12,7 @@ use super::compact::{CompactNodeImage, CompactTag};
 use super::effects::{CancelledTasks, NodeEffects};
 use super::events::end_events;
 use super::owners;
-use super::tag_pull::{TagPull, TagPullState, refused_status, task_id};
+use super::tag_pull::{ABANDONED, TagPull, TagPullState, refused_status, task_id};
 use crate::kruise::TagKey;
 use crate::kruise::node_images::Action;
 use crate::kruise::rules::{self, ValidTag};
@@ -157,17 +157,20 @@ impl Pulls {
             let tag = object.tag(key).map(|(_, tag)| tag);
             let is_abandoned =
                 |tag: &CompactTag| owners::is_abandoned(&tag.terms.owner_references, context.liveness);
-            if !tag.is_some_and(is_abandoned) {
+            let reason = if tag.is_some_and(is_abandoned) {
+                ABANDONED
+            } else {
                 let Some(due) = pull.give_up_due() else { continue };
                 if due > fx.now {
                     fx.wake_at(due);
                     continue;
                 }
-            }
+                pull.give_up_reason()
+            };
             if pull.is_assigned() {
-                self.cancelled.cancel(&pull.sent, pull.give_up_reason(), fx);
+                self.cancelled.cancel(&pull.sent, reason, fx);
             }
-            given_up.push((key.clone(), pull.give_up_reason()));
+            given_up.push((key.clone(), reason));
         }
         for (key, reason) in given_up {
             self.fail(object, &key, reason.to_owned(), fx);

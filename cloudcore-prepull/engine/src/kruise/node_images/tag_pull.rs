@@ -283,7 +283,7 @@ impl TagPull {
         since.checked_add(whole.saturating_add(SILENCE)).ok()
     }
 
-    /// The message of a task that is given up.
+    /// The message of a task that is out of time.
     pub(super) fn give_up_reason(&self) -> &'static str {
         if self.tag.active_deadline.is_some() { EXCEEDED } else { SILENT }
     }
@@ -415,6 +415,9 @@ impl TagPull {
 
 /// Why a task is cancelled that no tag asks for.
 pub(super) const UNWANTED: &str = "the NodeImage does not ask for this any more";
+/// The message of a task whose jobs don't wait for it. The node may be at work, and in time: an edit may have taken it out of
+/// its job, or the job's time was over before the task's.
+pub(super) const ABANDONED: &str = "its jobs have ended";
 const EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
 const SILENT: &str = "node has not responded for a long time";
 

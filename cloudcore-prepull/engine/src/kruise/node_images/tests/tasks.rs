@@ -346,16 +346,22 @@ fn a_failed_checks_reason_is_in_status() {
 
 #[test]
 fn a_pull_without_active_owners_is_cancelled() {
-    let mut world = World::new();
-    world.run_jobs(&["job"]);
-    world.request(&Arc::new(request("job")), false);
-    let task = world.take_dispatched()[0].task.id.clone();
-    world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Finished);
-    world.input(Input::LivenessChanged(JobUid("job".to_owned())));
-    assert!(is_cancel(&world.take_sent()[0], &task));
-    world.pass(Duration::from_secs(1));
-    assert_eq!(world.tag("nginx", "1.25").unwrap().phase, PullPhase::Failed);
-    assert!(world.spec_tag("nginx", "1.25").is_some(), "for as long as an outcome is shown");
+    for deadline in [None, Some(600)] {
+        let mut world = World::new();
+        world.run_jobs(&["job"]);
+        let mut request = request("job");
+        request.limits.active_deadline_seconds = deadline;
+        world.request(&Arc::new(request), false);
+        let task = world.take_dispatched()[0].task.id.clone();
+        world.jobs.borrow_mut().insert(JobUid("job".to_owned()), Liveness::Finished);
+        world.input(Input::LivenessChanged(JobUid("job".to_owned())));
+        assert!(is_cancel(&world.take_sent()[0], &task));
+        world.pass(Duration::from_secs(1));
+        let tag = world.tag("nginx", "1.25").unwrap();
+        // The node isn't silent, and its time isn't over.
+        assert_eq!((tag.phase, tag.message.as_str()), (PullPhase::Failed, "its jobs have ended"));
+        assert!(world.spec_tag("nginx", "1.25").is_some(), "for as long as an outcome is shown");
+    }
 }
 
 #[test]
