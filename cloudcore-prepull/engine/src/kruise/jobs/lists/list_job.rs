@@ -165,25 +165,37 @@ impl RunningListJob {
             |image: &str| self.writes.get(image).is_none_or(|writes| writes.may_run_again(work));
         let is_in_use =
             |name: &str| children.all().any(|child| child.is_being_deleted && child.id.name == name);
+        let find_named =
+            |name: &str| children.all().find(|child| !child.is_being_deleted && child.id.name == name);
         let mut writes = Vec::new();
         for image in &plan.list.images {
-            match by_image.get(image.as_str()) {
+            // A child that a user has edited to another image keeps the name of its own.
+            let child = by_image.get(image.as_str()).copied();
+            match child.or_else(|| find_named(&child_name(list, image))) {
                 // A child that is being deleted still has the name.
                 None if is_in_use(&child_name(list, image)) => {}
                 None => writes.push((image.as_str(), ChildWrite::Create, None)),
                 Some(child)
                     if child.template.secrets != plan.fingerprint.secrets
-                        || (child.has_finished && child.template.work != work && may_run_again(image)) =>
+                        || (child.has_finished
+                            && (child.template.work != work || child.image != *image)
+                            && may_run_again(image)) =>
                 {
-                    writes.push((image, ChildWrite::Delete, Some(*child)));
+                    writes.push((image, ChildWrite::Delete, Some(child)));
                 }
-                Some(child) if child.template.whole != plan.fingerprint.whole => {
-                    writes.push((image, ChildWrite::Update(plan.fingerprint.whole), Some(*child)));
+                // With this image it would count as finished, though it has pulled another one.
+                Some(child) if child.has_finished && child.image != *image => {}
+                Some(child) if child.template.whole != plan.fingerprint.whole || child.image != *image => {
+                    writes.push((image, ChildWrite::Update(plan.fingerprint.whole), Some(child)));
                 }
                 Some(_) => {}
             }
         }
-        let removed = by_image.values().filter(|child| !plan.list.images.contains(&child.image));
+        let is_written = |child: &ListChild| {
+            writes.iter().any(|(.., known)| known.is_some_and(|known| known.id.uid == child.id.uid))
+        };
+        let removed =
+            by_image.values().filter(|child| !plan.list.images.contains(&child.image) && !is_written(child));
         let mut removed: Vec<_> =
             removed.map(|child| (child.image.as_str(), ChildWrite::Delete, Some(*child))).collect();
         removed.sort_unstable_by_key(|(image, ..)| *image);

@@ -202,6 +202,27 @@ fn a_template_edit_updates_or_replaces_children() {
 }
 
 #[test]
+fn a_childs_image_is_its_lists() {
+    for other in ["redis:2", "busybox"] {
+        let mut d = Driver::with(THREE);
+        d.list("list", spec(&json!({"parallelism": 9})));
+        take_child_writes(&mut d);
+        d.job(&nginx(), json!({"image": other, "parallelism": 9}));
+        assert_eq!(take_child_writes(&mut d), ["change nginx:1"], "{other}");
+        assert_eq!(d.api[&nginx()].spec.image, "nginx:1");
+        d.succeeds(&nginx(), THREE);
+        assert!(d.has_finished(&nginx()));
+        take_child_writes(&mut d);
+        // Its end is not that of the other image.
+        d.job(&nginx(), json!({"image": other, "parallelism": 9}));
+        assert_eq!(take_child_writes(&mut d), ["delete nginx:1", "make nginx:1"], "{other}");
+        d.succeeds(&nginx(), THREE);
+        d.succeeds(&redis(), THREE);
+        assert!(d.list_status("list").completion_time.is_some());
+    }
+}
+
+#[test]
 fn an_edit_runs_a_finished_child_again() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"selector": {"names": ["a"]}})));
