@@ -248,7 +248,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             }
             None => Ok(()),
         };
-        let goes_on = kruise.has_opened() || preflight.has_stopped();
+        let goes_on = kruise.has_changed() || preflight.has_stopped();
         if outcome.is_err() || shutdown.is_cancelled() || !goes_on {
             break outcome;
         }
