@@ -42,6 +42,12 @@ impl Pulls {
         self.open.values().any(|pull| matches!(pull.state(), TagPullState::Waiting))
     }
 
+    /// Whether the node has the tag's task, is about to get it, or has ended it since the status was stored. That status may be
+    /// minutes behind: progress waits for its turn.
+    pub(super) fn has_begun(&self, key: &TagKey) -> bool {
+        self.open.get(key).is_some_and(|pull| pull.is_sent() || pull.started.is_some())
+    }
+
     /// The status of a tag that has not ended in the stored status.
     pub(super) fn status_of(&self, key: &TagKey) -> Option<ImageTagStatus> {
         let refused = self.refused.get(key).cloned();

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec, NodeImageStatus, PullPhase};
+use prepull_api::crd::kruise::{ImageSpec, ImageTagSpec, NodeImageSpec};
 
 use super::owners::round_namespace;
-use super::status::find_tag_status;
+use crate::kruise::TagKey;
 use crate::kruise::rules::sandbox_bytes;
 use crate::kruise::stored_text::stored_len;
 
@@ -57,7 +57,7 @@ fn image_bytes(name: &str, image: &ImageSpec) -> usize {
 /// are being pulled, and those without a job, stay. Returns whether it fits; if not, the spec is as it was.
 pub(super) fn make_room(
     spec: &mut NodeImageSpec,
-    status: &NodeImageStatus,
+    has_begun: &dyn Fn(&TagKey) -> bool,
     of: &str,
     fits: impl Fn(&NodeImageSpec) -> bool,
 ) -> bool {
@@ -66,7 +66,7 @@ pub(super) fn make_room(
     }
     let before = spec.clone();
     while !fits(spec) {
-        let Some((image, tag)) = last_tag_of_largest(spec, status, of) else {
+        let Some((image, tag)) = last_tag_of_largest(spec, has_begun, of) else {
             *spec = before;
             return false;
         };
@@ -83,7 +83,11 @@ fn share_of(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> usize {
     tag_bytes(tag) + image_bytes(name, image) / image.tags.len().max(1)
 }
 
-fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str) -> Option<(String, String)> {
+fn last_tag_of_largest(
+    spec: &NodeImageSpec,
+    has_begun: &dyn Fn(&TagKey) -> bool,
+    of: &str,
+) -> Option<(String, String)> {
     let mut shares: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, image) in &spec.images {
         for tag in &image.tags {
@@ -94,13 +98,11 @@ fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str)
     }
     let (largest, bytes) = shares.iter().max_by_key(|(_, bytes)| **bytes)?;
     let own = shares.get(of).copied().unwrap_or_default();
-    let is_pulling = |name: &str, tag: &str| {
-        find_tag_status(status, name, tag).is_some_and(|status| status.phase == PullPhase::Pulling)
-    };
     let last_of = |(name, image): (&String, &ImageSpec)| {
         let mut tags = image.tags.iter().rev();
         let tag = tags.find(|tag| {
-            round_namespace(&tag.owner_references) == Some(*largest) && !is_pulling(name, &tag.tag)
+            round_namespace(&tag.owner_references) == Some(*largest)
+                && !has_begun(&TagKey::new(name, &tag.tag))
         })?;
         let freed = share_of(name, image, tag);
         // The other way round, the next request would take it back.
@@ -111,7 +113,7 @@ fn last_tag_of_largest(spec: &NodeImageSpec, status: &NodeImageStatus, of: &str)
 
 #[cfg(test)]
 mod tests {
-    use prepull_api::crd::kruise::{ImageStatus, ImageTagStatus, SandboxConfig, SecretObject};
+    use prepull_api::crd::kruise::{NodeImageStatus, SandboxConfig, SecretObject};
 
     use super::*;
     use crate::kruise::node_images::status::desired_status;
@@ -129,12 +131,9 @@ mod tests {
         let mut spec = NodeImageSpec::default();
         (0..8).for_each(|n| add(&mut spec, "evil", &format!("e{n}"), "1"));
         (0..4).for_each(|n| add(&mut spec, "large", "one", &n.to_string()));
-        let pulling =
-            ImageTagStatus { tag: "1".to_owned(), phase: PullPhase::Pulling, ..ImageTagStatus::default() };
-        let mut status = NodeImageStatus::default();
-        status.image_statuses.insert("e7".to_owned(), ImageStatus { tags: vec![pulling] });
+        let has_begun = |key: &TagKey| *key == TagKey::new("e7", "1");
         let most = |images: usize| move |spec: &NodeImageSpec| spec.images.len() <= images;
-        assert!(make_room(&mut spec, &status, "shop", most(8)));
+        assert!(make_room(&mut spec, &has_begun, "shop", most(8)));
         assert!(
             !spec.images.contains_key("e6") && spec.images.contains_key("e7"),
             "{:?}",
@@ -142,11 +141,11 @@ mod tests {
         );
         // Not beyond an equal share, and never for itself.
         let before = spec.clone();
-        assert!(!make_room(&mut spec, &status, "evil", most(7)));
+        assert!(!make_room(&mut spec, &has_begun, "evil", most(7)));
         (0..9).for_each(|n| add(&mut spec, "shop", "two", &n.to_string()));
         let with_shop = spec.clone();
-        assert!(!make_room(&mut spec, &status, "shop", most(8)) && spec == with_shop);
-        assert!(make_room(&mut spec, &status, "large", most(8)), "shop has the most now");
+        assert!(!make_room(&mut spec, &has_begun, "shop", most(8)) && spec == with_shop);
+        assert!(make_room(&mut spec, &has_begun, "large", most(8)), "shop has the most now");
         assert!(before.images.len() == 8 && spec.images.len() == 8);
     }
 
@@ -212,7 +211,7 @@ mod tests {
         set_sandbox(&mut spec, "a", 4_000);
         set_sandbox(&mut spec, "b", 15_000);
         let is_one = |spec: &NodeImageSpec| spec.images.len() == 1;
-        assert!(make_room(&mut spec, &NodeImageStatus::default(), "shop", is_one));
+        assert!(make_room(&mut spec, &|_| false, "shop", is_one));
         assert_eq!(spec.images["a"].tags.len(), 4);
         // Where the shares are equal, none gives way.
         (0..4).for_each(|n| add(&mut spec, "late", "c", &n.to_string()));
@@ -220,7 +219,7 @@ mod tests {
         let is_less =
             |spec: &NodeImageSpec| spec.images.values().map(|image| image.tags.len()).sum::<usize>() < 8;
         for namespace in ["many", "late"] {
-            assert!(!make_room(&mut spec, &NodeImageStatus::default(), namespace, is_less));
+            assert!(!make_room(&mut spec, &|_| false, namespace, is_less));
         }
     }
 }

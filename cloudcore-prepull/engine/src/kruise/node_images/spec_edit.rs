@@ -18,7 +18,7 @@ use super::requests::QueuedRequest;
 use super::shares::make_room;
 use super::status::{ended_at, find_tag_status};
 use crate::kruise::rules::MAX_SECRETS;
-use crate::kruise::{Liveness, TagRequest};
+use crate::kruise::{Liveness, TagKey, TagRequest};
 
 /// Secrets that stay where jobs have left them, the first ones of each image with a tag that a person has written: that tag may
 /// need them, and they may be the person's.
@@ -40,18 +40,19 @@ pub(super) enum EditOutcome {
     },
 }
 
-/// What the API server has of a NodeImage's tags at the time of an edit.
+/// What the API server has of a NodeImage's tags at the time of an edit, and which of them are being pulled.
 #[derive(Clone, Copy)]
 pub(super) struct StoredTags<'a> {
     pub(super) object: &'a CompactNodeImage,
     pub(super) status: &'a NodeImageStatus,
+    pub(super) has_begun: &'a dyn Fn(&TagKey) -> bool,
     pub(super) now: Timestamp,
 }
 
 /// Writes a request into a spec.
 pub(super) fn apply_request(
     spec: &mut NodeImageSpec,
-    StoredTags { object, status, now }: StoredTags<'_>,
+    StoredTags { object, status, has_begun, now }: StoredTags<'_>,
     QueuedRequest { request, new_round, .. }: &QueuedRequest,
 ) -> EditOutcome {
     let has_disowned = disown_others(spec, request);
@@ -61,7 +62,7 @@ pub(super) fn apply_request(
         Some(image) => image.tags.len() < MAX_TAGS || image.tags.iter().any(|tag| tag.tag == key.tag),
         None => spec.images.len() < MAX_IMAGES,
     };
-    if !make_room(spec, status, namespace(&request.owner), has_room) {
+    if !make_room(spec, has_begun, namespace(&request.owner), has_room) {
         return full;
     }
     let image = spec.images.entry(key.image.clone()).or_default();

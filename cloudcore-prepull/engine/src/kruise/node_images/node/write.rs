@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use prepull_api::crd::kruise::{NodeImageSpec, NodeImageStatus};
 
 use super::TrackedNode;
-use crate::kruise::Liveness;
 use crate::kruise::node_images::compact::CompactNodeImage;
 use crate::kruise::node_images::effects::NodeEffects;
 use crate::kruise::node_images::events::full_event;
@@ -20,6 +19,7 @@ use crate::kruise::node_images::shares::{self, make_room};
 use crate::kruise::node_images::spec_edit::{self, EditOutcome, StoredTags};
 use crate::kruise::node_images::status::{Difference, compare_statuses, desired_status};
 use crate::kruise::node_images::{Context, NodeImageWrite, WrittenNodeImage};
+use crate::kruise::{Liveness, TagKey};
 use crate::shared::pacing::{Backoff, Moment};
 
 /// The wait after a write that failed, or had no effect.
@@ -214,7 +214,9 @@ impl TrackedNode {
         // A job may have finished, or been deleted, before its request could be written.
         let mut queued = self.requests.take();
         queued.retain(|queued| is_active(queued, context));
-        let stored_tags = StoredTags { object, status, now: fx.now };
+        let pulls = &self.pulls;
+        let has_begun = |key: &TagKey| pulls.has_begun(key);
+        let stored_tags = StoredTags { object, status, has_begun: &has_begun, now: fx.now };
         // One of them may be why the last write was refused.
         let one_at_a_time = self.writes.have_failed();
         let mut edits = apply_requests(queued, one_at_a_time, |queued| {
@@ -361,7 +363,7 @@ fn apply_if_it_fits(
     let most = most.max(shares::stored_bytes(&before));
     let fits = |spec: &NodeImageSpec| shares::stored_bytes(spec) <= most;
     if edit == EditOutcome::Changed
-        && !make_room(spec, stored.status, owners::namespace(&queued.request.owner), fits)
+        && !make_room(spec, stored.has_begun, owners::namespace(&queued.request.owner), fits)
     {
         *spec = before;
         return EditOutcome::Full { has_disowned: false };

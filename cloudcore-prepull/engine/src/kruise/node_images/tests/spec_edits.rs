@@ -337,6 +337,22 @@ fn a_full_node_image_has_room_for_every_namespace() {
     }
 }
 
+#[test]
+fn a_pull_that_has_just_begun_keeps_its_room() {
+    let mut world = World::new();
+    let others = (0..255).map(|image| of_evil(&format!("evil-{image}"), &format!("i{image:03}"), "1"));
+    for request in std::iter::once(of_evil("evil", "z", "1")).chain(others) {
+        live(&world, &request.owner.uid.clone().unwrap(), Liveness::Active);
+        world.request(&Arc::new(request), false);
+    }
+    assert_eq!(world.take_dispatched().len(), 1, "of the first one, and its status isn't written yet");
+    live(&world, "job", Liveness::Active);
+    world.request(&Arc::new(request("job")), false);
+    assert_eq!(world.take_sent(), [], "nothing is cancelled");
+    let is_there = |image: &str| world.object.as_ref().unwrap().spec.images.contains_key(image);
+    assert_eq!(["z", "i254", "nginx"].map(is_there), [true, false, true]);
+}
+
 /// A node that has nothing to do costs nothing.
 #[test]
 fn news_of_others_wakes_no_node() {
