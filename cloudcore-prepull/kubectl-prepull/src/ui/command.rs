@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use crate::output::print;
 use crate::problem;
 use crate::session::{CommandOutcome, Session};
 use crate::ui::guard::Guard;
+use crate::ui::peer::{OwnListener, Peer};
 use crate::ui::server::{PageContext, router};
 use crate::ui::watching::Watching;
 
@@ -90,8 +90,9 @@ async fn serve(
     page: Arc<PageContext>,
     opening: impl Future<Output = ()>,
 ) -> anyhow::Result<CommandOutcome> {
-    let served =
-        axum::serve(listener, router(Arc::clone(&page)).into_make_service_with_connect_info::<SocketAddr>());
+    let listener = OwnListener::new(listener, page.address);
+    let router = router(Arc::clone(&page)).into_make_service_with_connect_info::<Peer>();
+    let served = axum::serve(listener, router);
     // On many systems the opener lasts as long as its browser, which waits for the page; and its end isn't that of the page.
     let opened = async {
         opening.await;

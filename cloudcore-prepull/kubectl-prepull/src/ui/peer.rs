@@ -7,6 +7,10 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use tokio::net::{TcpListener, TcpStream};
+
 /// The kernel's tables of the TCP sockets in this network namespace: a browser may reach an IPv4 address by a socket of IPv6.
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 /// A connection that something relays into a virtual machine, as on WSL, comes from root, who may do everything as it is.
@@ -15,6 +19,48 @@ const ROOT: u32 = 0;
 const ESTABLISHED: &str = "01";
 /// The inode of a socket that no program has.
 const NO_INODE: &str = "0";
+
+/// Accepts the connections of our own user. Those of others are closed before anything of them is read: a thousand that send
+/// nothing are all the files that this program may open, and our own browser could not connect.
+pub(crate) struct OwnListener {
+    listener: TcpListener,
+    server: SocketAddr,
+    is_own: fn(SocketAddr, SocketAddr) -> bool,
+}
+
+impl OwnListener {
+    pub(crate) fn new(listener: TcpListener, server: SocketAddr) -> Self {
+        Self { listener, server, is_own: is_own_user }
+    }
+}
+
+impl Listener for OwnListener {
+    type Io = TcpStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+        loop {
+            let (stream, peer) = Listener::accept(&mut self.listener).await;
+            if (self.is_own)(peer, self.server) {
+                return (stream, peer);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.server)
+    }
+}
+
+/// The address at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
+impl Connected<IncomingStream<'_, OwnListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, OwnListener>) -> Self {
+        Self(*stream.remote_addr())
+    }
+}
 
 /// Whether the program that connects from `peer` to `server` is of our own user, or of root. `true` where the machine has no
 /// such tables.
@@ -68,9 +114,27 @@ fn parse(address: &str) -> Option<SocketAddrV4> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::io::Read;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_foreign_connection_is_closed_unread() {
+        static HAS_ASKED: AtomicBool = AtomicBool::new(false);
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let server = listener.local_addr().unwrap();
+        let mut foreign = TcpStream::connect(server).unwrap();
+        let own = TcpStream::connect(server).unwrap();
+        // The first one is refused.
+        let is_own: fn(SocketAddr, SocketAddr) -> bool = |_, _| HAS_ASKED.swap(true, Ordering::Relaxed);
+        let (_stream, peer) = OwnListener { listener, server, is_own }.accept().await;
+        assert_eq!(peer, own.local_addr().unwrap());
+        foreign.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        assert_eq!(foreign.read(&mut [0]).unwrap(), 0, "closed, and it has sent nothing");
+    }
 
     #[test]
     fn a_connection_of_our_own_is_ours() {
