@@ -246,6 +246,16 @@ impl PageState {
         nodes.map(|node| (node.name.clone(), Arc::clone(node))).collect()
     }
 
+    /// The name of the report of a job that has a node.
+    pub(crate) fn report_of(&self, job: &str, node: &str) -> Option<String> {
+        let job = &self.jobs.get(job)?.job;
+        let run = jobs::run_of(job);
+        let has_node = |report: &ReportRows| report.nodes.iter().any(|row| row.name == node);
+        let mut reports = self.reports.get(&job.uid()?)?.iter();
+        let found = reports.find(|(_, report)| report.first_attempt == run && has_node(report));
+        found.map(|(name, _)| name.clone())
+    }
+
     /// The jobs of a node, by name, each with its row there.
     pub(crate) fn jobs_of(&self, node: &str) -> BTreeMap<&str, &NodeRow> {
         let row = |job: &Tracked| {

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use axum::extract::{ConnectInfo, Path, Query, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::TryStreamExt;
+use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::edges::EdgeQuery;
 use prepull_api::edges::sites::SiteQuery;
 use prepull_api::task::NodeName;
@@ -145,12 +146,23 @@ async fn node(
     State(page): State<Arc<PageContext>>,
     Path((_, job, node)): Path<(String, String, String)>,
 ) -> JsonAnswer {
+    let record_in = |report: ImagePrePullReport| {
+        report.body.node_status.into_iter().find(|record| record.node_name == node)
+    };
     let read = async {
+        // An open node that is pulling is asked for every two seconds, and a job may have a hundred reports.
+        let its_report = page.watching.known().report_of(&job, &node);
+        if let Some(name) = its_report {
+            let report = jobs::reports_api(&page.cluster).get_opt(&name).await;
+            let report = report.with_context(|| format!("report {name} cannot be read"))?;
+            if let Some(record) = report.and_then(record_in) {
+                return Ok(json!(record));
+            }
+        }
         let found = jobs::get(&page.cluster, &job).await?;
         let mut reports = std::pin::pin!(jobs::reports(&page.cluster, &found));
         while let Some(reports) = reports.try_next().await? {
-            let mut records = reports.into_iter().flat_map(|report| report.body.node_status);
-            if let Some(record) = records.find(|record| record.node_name == node) {
+            if let Some(record) = reports.into_iter().find_map(record_in) {
                 return Ok(json!(record));
             }
         }

@@ -43,6 +43,22 @@ fn reports_join_jobs_by_uid() {
 }
 
 #[test]
+fn a_node_leads_to_its_report() {
+    let mut known = PageState::default();
+    known.take_job(Event::Apply(job("web", "1")));
+    known.take_report(Event::Apply(report("web-0", "1", &[("edge-1", "Pending")])));
+    known.take_report(Event::Apply(report("web-1", "1", &[("edge-2", "Pending"), ("edge-3", "Pending")])));
+    known.take_report(Event::Apply(report("api-0", "2", &[("edge-4", "Pending")])));
+    assert_eq!(known.report_of("web", "edge-3").as_deref(), Some("web-1"));
+    assert_eq!(known.report_of("web", "edge-4"), None, "of another job");
+    assert_eq!(known.report_of("api", "edge-4"), None, "its job isn't known");
+    let mut again = job("web", "1");
+    again.status = serde_json::from_value(json!({ "firstAttempt": 3 })).unwrap();
+    known.take_job(Event::Apply(again));
+    assert_eq!(known.report_of("web", "edge-3"), None, "of an earlier run");
+}
+
+#[test]
 fn earlier_runs_do_not_count() {
     let of = |name: &str, first_attempt: Option<u32>, phase: &str| {
         let mut report = report(name, "1", &[(name, phase)]);
