@@ -425,6 +425,18 @@ async fn five_hundred_nodes_are_grouped_by_site() -> Result<()> {
     Ok(())
 }
 
+/// Counts what a view begins and ceases to listen to beyond its own elements: sizes, and the colours that a person prefers.
+async fn count_listeners(browser: &Browser) -> Result<()> {
+    let count = "(() => { window.added = 0; window.removed = 0; \
+        const [add, remove] = [EventTarget.prototype.addEventListener, EventTarget.prototype.removeEventListener]; \
+        MediaQueryList.prototype.addEventListener = function (...of) { added += 1; add.apply(this, of); }; \
+        MediaQueryList.prototype.removeEventListener = function (...of) { removed += 1; remove.apply(this, of); }; \
+        window.ResizeObserver = class extends ResizeObserver { \
+            observe(at) { added += 1; super.observe(at); } disconnect() { removed += 1; super.disconnect(); } }; \
+        return null; })()";
+    browser.run::<Value>(count).await.map(drop)
+}
+
 #[tokio::test]
 async fn ten_thousand_nodes_draw_without_stutter() -> Result<()> {
     const NODES: usize = 10_000;
@@ -433,6 +445,7 @@ async fn ten_thousand_nodes_draw_without_stutter() -> Result<()> {
     let page = Page::serve(cluster.kubeconfig()).await?;
     let browser = page.opened().await?;
     browser.says("of 10,000 nodes").await?;
+    count_listeners(&browser).await?;
     browser.click("large").await?;
     browser.says("Nodes 1 to 25 of 10,000").await?;
     browser.says("× NoSpace").await?;
@@ -459,6 +472,11 @@ async fn ten_thousand_nodes_draw_without_stutter() -> Result<()> {
     eprintln!("{} frames of {NODES} squares, the longest took {worst:.1} ms to draw", frames.len());
     // A person would see a stutter. A frame on a busy machine may take a few times as long as on a quiet one.
     ensure!(!frames.is_empty() && worst < 1000.0, "{frames:?}");
+    // What listens is kept, with its ten thousand nodes: none is left once the job isn't shown.
+    browser.click("Jobs").await?;
+    browser.says("Jobs 1 to 1 of 1").await?;
+    let [added, removed]: [u32; 2] = browser.run("[window.added, window.removed]").await?;
+    ensure!(added > 0 && added == removed, "{added} listeners were added, {removed} removed");
     let _: ImagePrePullJob = cluster.existing_job("large").get().await?;
     Ok(())
 }

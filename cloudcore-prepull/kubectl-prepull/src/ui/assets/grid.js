@@ -8,6 +8,7 @@ const HEADING = 22;
 const EDGES = [[28, 60], [14, 1000], [10, 4000], [8, 10000], [6, 20000], [4, Infinity], [3, Infinity]];
 /** Part of a screen that all squares take, if their edges can be short enough. */
 const SCREEN = 0.7;
+const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 /** Where each node is drawn: groups one below the other, each with a heading. Pure. */
 export function layout(groups, width, edge) {
@@ -62,8 +63,16 @@ export class Grid {
       if (node) this.move(node, true);
     });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.redraw()).observe(this.element);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    this.redrawn = () => this.redraw();
+    this.sized = new ResizeObserver(this.redrawn);
+    this.sized.observe(this.element);
+    DARK.addEventListener("change", this.redrawn);
+  }
+
+  /** The browser would keep what listens, with all nodes of the job. */
+  leave() {
+    this.sized.disconnect();
+    DARK.removeEventListener("change", this.redrawn);
   }
 
   /** Draws everything: nodes by name, in groups of `[heading or null, names]`. */

@@ -81,6 +81,7 @@ export class Nodes {
 
   leave() {
     clearTimeout(this.sorting);
+    this.grid.leave();
   }
 
   set(rows) {
