@@ -96,6 +96,24 @@ async fn stands_and_goes_on(browser: &Browser, job: &Job) -> Result<()> {
     Ok(())
 }
 
+/// A click that waits for a connection while the streams of other windows have all six is never carried out.
+async fn late_clicks_are_dropped(browser: &Browser, job: &Job) -> Result<()> {
+    let take = "(() => { window.within = AbortSignal.timeout.bind(AbortSignal); \
+        window.taken = Array.from({ length: 6 }, () => new EventSource('live')); \
+        AbortSignal.timeout = () => within(1000); return null; })()";
+    browser.run::<Value>(take).await?;
+    browser.click("Suspend").await?;
+    browser.says("There was no answer within").await?;
+    browser.click("Close").await?;
+    let free = "taken.forEach((stream) => stream.close()), AbortSignal.timeout = within, null";
+    browser.run::<Value>(free).await?;
+    browser.click("Pause downloads").await?;
+    browser.says("Paused").await?;
+    ensure!(!job.get().await?.spec.suspend, "the late click suspended it");
+    browser.click("Resume").await?;
+    browser.says("1 in progress").await
+}
+
 #[tokio::test]
 async fn the_page_shows_and_controls_a_job() -> Result<()> {
     let site = Site::start().await?;
@@ -174,6 +192,7 @@ async fn the_page_shows_and_controls_a_job() -> Result<()> {
     browser.click("long").await?;
     browser.says("1 in progress").await?;
     stands_and_goes_on(&browser, &long).await?;
+    late_clicks_are_dropped(&browser, &long).await?;
     hidden_tabs_hear_nothing(&browser).await?;
     browser.click("Cancel").await?;
     eventually("the page asks", SOON, async || {
