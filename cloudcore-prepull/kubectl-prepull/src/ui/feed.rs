@@ -20,7 +20,7 @@ use super::watching::Watching;
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// A part of a stream.
-type Part = Result<Event, Infallible>;
+pub(crate) type Part = Result<Event, Infallible>;
 
 /// The jobs: `hello`, `state`, `jobs`, and then `job`, `gone` and `state`.
 pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item = Part> {
@@ -63,7 +63,7 @@ pub(crate) fn jobs(watching: Arc<Watching>, cluster: String) -> impl Stream<Item
     change_stream(watching, next)
 }
 
-/// The nodes of a job, each with the value of this label: `nodes`, and then `changed` and `gone`.
+/// The nodes of a job, each with the value of this label: `nodes`, and then `changed` and `left`.
 pub(crate) fn nodes(watching: Arc<Watching>, job: String, site_label: Arc<str>) -> impl Stream<Item = Part> {
     let mut seen: Option<Nodes> = None;
     let next = move |watching: &Watching| {
@@ -113,7 +113,7 @@ fn news_of_nodes(seen: Option<&Nodes>, now: &Nodes) -> Vec<(&'static str, String
     }
     let gone: Vec<_> = seen.keys().filter(|name| !now.contains_key(*name)).collect();
     if !gone.is_empty() {
-        news.push(("gone", json(&gone)));
+        news.push(("left", json(&gone)));
     }
     news
 }
@@ -196,6 +196,6 @@ mod tests {
         assert_eq!(changed.as_array().map(Vec::len), Some(1));
         assert_eq!((&changed[0]["name"], &changed[0]["site"]), (&"edge-2".into(), &"lyon".into()));
         let gone = nodes([(&two, Some("lyon")), (&two, Some("lyon"))]);
-        assert_eq!(news_of_nodes(Some(&later), &gone), [("gone", r#"["edge-1"]"#.to_owned())]);
+        assert_eq!(news_of_nodes(Some(&later), &gone), [("left", r#"["edge-1"]"#.to_owned())]);
     }
 }

@@ -12,7 +12,8 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use futures::TryStreamExt;
+use futures::stream::select;
+use futures::{Stream, TryStreamExt};
 use prepull_api::crd::report::ImagePrePullReport;
 use prepull_api::edges::EdgeQuery;
 use prepull_api::edges::sites::SiteQuery;
@@ -128,17 +129,22 @@ fn serve_asset(name: &str) -> Response {
 }
 
 async fn live(State(page): State<Arc<PageContext>>) -> impl IntoResponse {
-    let place = page.cluster.place();
-    let cluster = place.context.clone().unwrap_or_else(|| place.server.clone());
-    Sse::new(feed::jobs(Arc::clone(&page.watching), cluster)).keep_alive(KeepAlive::default())
+    Sse::new(live_jobs(&page)).keep_alive(KeepAlive::default())
 }
 
+/// The jobs and the nodes of one of them, in one stream: a browser has six connections for all windows of the page.
 async fn live_of_job(
     State(page): State<Arc<PageContext>>,
     Path((_, job)): Path<(String, String)>,
 ) -> impl IntoResponse {
-    Sse::new(feed::nodes(Arc::clone(&page.watching), job, Arc::clone(&page.site_label)))
-        .keep_alive(KeepAlive::default())
+    let nodes = feed::nodes(Arc::clone(&page.watching), job, Arc::clone(&page.site_label));
+    Sse::new(select(live_jobs(&page), nodes)).keep_alive(KeepAlive::default())
+}
+
+fn live_jobs(page: &PageContext) -> impl Stream<Item = feed::Part> + use<> {
+    let place = page.cluster.place();
+    let cluster = place.context.clone().unwrap_or_else(|| place.server.clone());
+    feed::jobs(Arc::clone(&page.watching), cluster)
 }
 
 /// All that is known of a node of a job.

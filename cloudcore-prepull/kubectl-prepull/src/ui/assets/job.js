@@ -3,7 +3,7 @@
 import { draw as drawChart, list as listMarks, marksOf } from "./chart.js";
 import { detailOf } from "./detail.js";
 import { Bar, PHASE_NAMES, bytes, describe, fill, make, number, seconds, time, write } from "./dom.js";
-import { act, ask, follow, path } from "./live.js";
+import { act, ask, path } from "./live.js";
 import { Nodes } from "./nodes.js";
 import { keep, linkTo } from "./place.js";
 
@@ -29,21 +29,18 @@ const VERBS = [
 ];
 
 export class Job {
-  constructor({ name, asked, known, lost, complain }) {
+  /** `listen` opens the stream of the job. */
+  constructor({ name, asked, known, listen, complain }) {
     Object.assign(this, { name, known, complain });
     this.events = [];
     const choose = (node, rows) => this.choose(node, rows);
     this.nodes = new Nodes({ asked, choose, changed: () => this.changed(), complain });
     this.build();
-    this.close = follow(
-      `live/${path(name)}`,
-      {
-        nodes: (rows) => this.take(() => this.nodes.set(rows)),
-        changed: (rows) => this.take(() => this.nodes.change(rows)),
-        gone: (names) => this.take(() => this.nodes.remove(names)),
-      },
-      lost,
-    );
+    listen(`live/${path(name)}`, {
+      nodes: (rows) => this.take(() => this.nodes.set(rows)),
+      changed: (rows) => this.take(() => this.nodes.change(rows)),
+      left: (names) => this.take(() => this.nodes.remove(names)),
+    });
     ask("may").then(
       ({ change }) => {
         this.mayChange = change;
@@ -117,7 +114,6 @@ export class Job {
 
   leave() {
     this.left = true;
-    this.close();
     document.removeEventListener("keydown", this.escape);
     this.nodes.leave();
     clearTimeout(this.reading);

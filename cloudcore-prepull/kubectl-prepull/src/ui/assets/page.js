@@ -19,9 +19,11 @@ const known = { jobs: new Map(), isListed: false, state: {} };
 /** Since when `kubectl prepull ui` has not answered. */
 let silentSince = null;
 let view = null;
+/** Closes the stream. */
+let close = null;
 let pending = 0;
 
-/** Whether the stream of the page is broken. Each view's own stream breaks with it. */
+/** Whether the stream is broken. */
 function lost(isLost) {
   silentSince = isLost ? (silentSince ?? new Date()) : null;
   showConnection();
@@ -53,14 +55,17 @@ function sentence(text) {
 }
 
 function route() {
+  const before = view;
   view?.leave?.();
   message.replaceChildren();
   const { first, name, asked } = here();
-  if (first === "job" && name) view = new Job({ name, asked, known, lost, complain });
+  if (first === "job" && name) view = new Job({ name, asked, known, listen, complain });
   else if (first === "edges" && name) view = new Edge({ name, known });
   else if (first === "edges") view = new Edges(asked);
   else if (first === "sites") view = new Sites(name, asked);
   else view = new Jobs(asked, known);
+  // A job has opened its own stream, and the other views have the same one.
+  if (!(view instanceof Job) && (!before || before instanceof Job)) listen("live", {});
   main.replaceChildren(view.element);
   const place = first === "edges" || first === "sites" ? first : "jobs";
   for (const id of ["nav-jobs", "nav-edges", "nav-sites"]) {
@@ -81,32 +86,35 @@ function show() {
   });
 }
 
-follow(
-  "live",
-  {
-    hello: ({ cluster }) => write(document.getElementById("cluster"), cluster),
-    state: (state) => {
-      known.state = state;
-      showConnection();
-      show();
-    },
-    jobs: (rows) => {
-      known.jobs.clear();
-      for (const job of rows) known.jobs.set(job.job, job);
-      known.isListed = true;
-      show();
-    },
-    job: (job) => {
-      known.jobs.set(job.job, job);
-      show();
-    },
-    gone: (name) => {
-      known.jobs.delete(name);
-      show();
-    },
+const handlers = {
+  hello: ({ cluster }) => write(document.getElementById("cluster"), cluster),
+  state: (state) => {
+    known.state = state;
+    showConnection();
+    show();
   },
-  lost,
-);
+  jobs: (rows) => {
+    known.jobs.clear();
+    for (const job of rows) known.jobs.set(job.job, job);
+    known.isListed = true;
+    show();
+  },
+  job: (job) => {
+    known.jobs.set(job.job, job);
+    show();
+  },
+  gone: (name) => {
+    known.jobs.delete(name);
+    show();
+  },
+};
+
+/** Opens the stream of a view instead of the one before; `more`: its own handlers. */
+function listen(path, more) {
+  close?.();
+  close = follow(path, { ...handlers, ...more }, lost);
+}
+
 addEventListener("hashchange", () => {
   route();
   scrollTo(0, 0);
