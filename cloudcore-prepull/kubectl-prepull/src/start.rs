@@ -22,7 +22,7 @@ use crate::job_fields::is_setting;
 use crate::order::JobOrder;
 use crate::output::print_changed;
 use crate::problem::{MissingRight, WrongUsage, print_note};
-use crate::progress::follow::follow_job;
+use crate::progress::follow::{follow_job, note_that_it_goes_on, or_interrupted};
 use crate::session::{CommandOutcome, Session};
 use crate::{jobs, problem};
 
@@ -285,7 +285,11 @@ pub(crate) async fn make_and_follow(
         Wait::Forever => None,
     };
     if session.global.output.is_none() {
-        print_changed(&job, &what, None)?;
+        let printed = print_changed(&job, &what, None).map(|()| CommandOutcome::Done);
+        if or_interrupted(printed)? == CommandOutcome::Interrupted {
+            note_that_it_goes_on(CommandOutcome::Interrupted, &name, None);
+            return Ok(CommandOutcome::Interrupted);
+        }
     }
     follow_job(session, cluster, &name, limit).await
 }

@@ -113,6 +113,27 @@ fn a_silent_api_server_hangs_no_command() {
 }
 
 #[test]
+fn a_closed_pipe_hides_no_missing_image() {
+    const ENDED: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+        "metadata": {"name": "web", "uid": "u", "generation": 1}, "spec": {},
+        "status": {"phase": "Completed", "observedGeneration": 1, "summary": {"desired": 1, "successful": 1}}}"#;
+    const CHECKED: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
+        "metadata": {"name": "web", "uid": "u", "generation": 1}, "spec": {"recheck": 1},
+        "status": {"phase": "Failure", "observedGeneration": 1, "summary": {"desired": 1, "failure": 1},
+        "recheck": {"rounds": 1, "missing": 1, "completionTime": "2026-11-24T12:00:00Z"}}}"#;
+    let server = Scripted::start(&[
+        ("imageprepulljobs/web", 200, ENDED),
+        ("imageprepulljobs/web", 200, CHECKED),
+        ("imageprepullreports", 200, r#"{"metadata": {}, "items": []}"#),
+    ]);
+    let dir = tempfile::tempdir().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = server.command("verify web", dir.path()).stdout(writer).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
 fn refusals_are_one_sentence_with_remedy() {
     const JOB: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
         "metadata": {"name": "web", "uid": "u"}, "spec": {"imagePrePullTemplate": {"images": ["a:1"], "nodeNames": ["e"]}}}"#;

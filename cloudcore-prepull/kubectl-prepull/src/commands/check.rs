@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use crate::checklist::{Mark, render_points};
 use crate::cluster::Cluster;
 use crate::output::OutputFormat;
-use crate::problem::WrongUsage;
+use crate::problem::{self, WrongUsage};
 use crate::screen::{Screen, Tone, wrap};
 use crate::session::{CommandOutcome, Session};
 use judge::{CheckReport, judge_facts};
@@ -39,7 +39,7 @@ pub(crate) async fn run(session: &Session, cluster: &Cluster) -> anyhow::Result<
         bail!(WrongUsage("-o name: what is checked has no names; there are json and yaml".to_owned()));
     }
     let checked = judge_facts(&facts::read(cluster).await?, Timestamp::now());
-    session.print(&checked, [], |_| render(&checked, session.screen))?;
+    problem::unless_unread(session.print(&checked, [], |_| render(&checked, session.screen)))?;
     Ok(if checked.wrong == 0 { CommandOutcome::Done } else { CommandOutcome::Failed })
 }
 

@@ -55,7 +55,8 @@ pub(crate) async fn run(
     let source = args.secrets.as_deref().map_or(SecretSource::Person(&client), SecretSource::File);
     let request = PlanRequest { job: &job, consent: args.consent, sizes: &args.sizes, sites: &args.sites };
     let report = request.plan(list_nodes(&client).await?, source).await?;
-    session.print(&report, report.node_names().map(|node| format!("node/{node}")), |_| report.to_table())?;
+    let names = report.node_names().map(|node| format!("node/{node}"));
+    problem::unless_unread(session.print(&report, names, |_| report.to_table()))?;
     Ok(match report.check_credentials() {
         Ok(()) => CommandOutcome::Done,
         Err(error) => {

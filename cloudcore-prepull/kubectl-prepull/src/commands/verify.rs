@@ -108,7 +108,8 @@ pub(crate) async fn run(
     let found = read_result(cluster, &job).await?;
     let missing = found.nodes.iter().filter(|node| node.is_missing);
     let names = missing.map(|node| format!("node/{}", node.node));
-    session.print(&found, names, |_| render(&found, session.screen))?;
+    // What reads the exit status may be another than what reads the text: `verify … | head && …`.
+    problem::unless_unread(session.print(&found, names, |_| render(&found, session.screen)))?;
     Ok(outcome(&found))
 }
 

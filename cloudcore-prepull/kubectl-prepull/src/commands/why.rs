@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use crate::checklist::render_points;
 use crate::cluster::Cluster;
 use crate::name::JobName;
+use crate::problem;
 use crate::screen::{Screen, Tone, wrap};
 use crate::session::{CommandOutcome, Session};
 use judge::{Why, judge_facts};
@@ -42,7 +43,8 @@ pub(crate) async fn run(
 ) -> anyhow::Result<CommandOutcome> {
     let facts = facts::read(cluster, &args.node, args.job.as_ref()).await?;
     let why = judge_facts(&facts, Timestamp::now());
-    session.print(&why, [format!("node/{}", why.node)], |_| render(&why, session.screen))?;
+    let names = [format!("node/{}", why.node)];
+    problem::unless_unread(session.print(&why, names, |_| render(&why, session.screen)))?;
     Ok(if why.is_clear() { CommandOutcome::Done } else { CommandOutcome::Failed })
 }
 
