@@ -18,8 +18,18 @@ pub(crate) async fn run(
     args: &OwnJob,
 ) -> anyhow::Result<CommandOutcome> {
     let job = retry(cluster, &args.job).await?;
-    print_changed(&job, &format!("is tried again, round {}", next_round(&job)), session.global.output)?;
+    print_changed(&job, &describe(&job), session.global.output)?;
     Ok(CommandOutcome::Done)
+}
+
+fn describe(job: &ImagePrePullJob) -> String {
+    let text = format!("is tried again, round {}", next_round(job));
+    let held = match (job.spec.suspend, job.spec.pause) {
+        (true, _) => "suspended",
+        (_, true) => "paused",
+        _ => return text,
+    };
+    format!("{text}; it is {held}: kubectl prepull resume {} lets it begin", job.name_any())
 }
 
 /// The round that begins. It isn't `spec.retry` where the job ended before all of its rounds were used.
@@ -94,6 +104,10 @@ mod tests {
         job.status = Some(status);
         assert_eq!(another_round(&job).unwrap(), json!({"spec": {"retry": 3}}));
         assert_eq!(next_round(&job), 1, "no round was needed before its end");
+        assert_eq!(describe(&job), "is tried again, round 1");
+        job.spec.suspend = true;
+        let said = describe(&job);
+        assert!(said.ends_with("; it is suspended: kubectl prepull resume web lets it begin"), "{said}");
         job.spec.cancel = true;
         let refusal = another_round(&job).unwrap_err().to_string();
         assert!(refusal.starts_with("job web was cancelled, which is for good"), "{refusal}");
