@@ -24,8 +24,10 @@ use crate::session::{GlobalArgs, SYSTEM};
 
 /// The name by which kubectl calls this program for completion: a link to it.
 const PROGRAM: &str = "kubectl_complete-prepull";
-/// Names that are asked for. More are no help.
-const NAMES: u32 = 1_000;
+/// Names that are asked for at once.
+const NAMES_OF_A_PAGE: u32 = 1_000;
+/// Names that are offered. More are no help.
+const NAMES: usize = 1_000;
 /// How long a person waits for a completion.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Cobra's directives: only these candidates, or files.
@@ -54,31 +56,33 @@ pub(crate) fn asked_for(arguments: &[OsString]) -> Option<Vec<String>> {
 /// Prints the candidates. What goes wrong means that there are none: a completion has no place for an error.
 pub(crate) async fn run(words: &[String]) -> anyhow::Result<()> {
     let (wanted, global) = parse_words(&Cli::command(), words);
+    let typed = words.last().map(String::as_str).unwrap_or_default();
     let candidates = match wanted {
         WordKind::Words(words) => words,
         WordKind::Context => contexts(&global),
         WordKind::File => return print(&format!("{FILES}\n")),
         of_cluster => {
             // As long as a person waits.
-            let found = tokio::time::timeout(PATIENCE, look_up(&of_cluster, &global)).await;
+            let found = tokio::time::timeout(PATIENCE, look_up(&of_cluster, typed, &global)).await;
             found.ok().flatten().unwrap_or_default().into_iter().map(|name| (name, String::new())).collect()
         }
     };
-    let typed = words.last().map(String::as_str).unwrap_or_default();
     let fitting = candidates.iter().filter(|(word, _)| word.starts_with(typed));
     let lines =
         fitting.map(|(word, what)| if what.is_empty() { word.clone() } else { format!("{word}\t{what}") });
     print(&format!("{}\n", lines.chain([ONLY_THESE.to_owned()]).collect::<Vec<_>>().join("\n")))
 }
 
-async fn look_up(wanted: &WordKind, global: &GlobalArgs) -> Option<Vec<String>> {
+async fn look_up(wanted: &WordKind, typed: &str, global: &GlobalArgs) -> Option<Vec<String>> {
     let cluster = Cluster::connect(global).await.ok()?;
     let client = cluster.client();
     match wanted {
-        WordKind::Job => object_names(&Api::<ImagePrePullJob>::all(client), None).await,
-        WordKind::Node => object_names(&Api::<Node>::all(client), Some(EDGE_LABEL)).await,
+        WordKind::Job => object_names(&Api::<ImagePrePullJob>::all(client), None, typed).await,
+        WordKind::Node => object_names(&Api::<Node>::all(client), Some(EDGE_LABEL), typed).await,
         // By their names alone: their content isn't read.
-        WordKind::Secret => object_names(&Api::<Secret>::namespaced(client, cluster.namespace()), None).await,
+        WordKind::Secret => {
+            object_names(&Api::<Secret>::namespaced(client, cluster.namespace()), None, typed).await
+        }
         WordKind::Site => {
             let list = edges::read_sites(&cluster, &SiteQuery::default()).await.ok()?;
             Some(list.items.into_iter().map(|site| site.name).collect())
@@ -87,13 +91,24 @@ async fn look_up(wanted: &WordKind, global: &GlobalArgs) -> Option<Vec<String>> 
     }
 }
 
-async fn object_names<K>(api: &Api<K>, labelled: Option<&str>) -> Option<Vec<String>>
+/// The names that begin with what was typed. They may be on any page, and a page that can't be read ends them.
+async fn object_names<K>(api: &Api<K>, labelled: Option<&str>, typed: &str) -> Option<Vec<String>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let mut asked = ListParams::default().limit(NAMES);
+    let mut asked = ListParams::default().limit(NAMES_OF_A_PAGE);
     asked.label_selector = labelled.map(str::to_owned);
-    Some(api.list_metadata(&asked).await.ok()?.items.iter().map(ResourceExt::name_any).collect())
+    let mut names = Vec::new();
+    while let Ok(page) = api.list_metadata(&asked).await {
+        names.extend(page.items.iter().map(ResourceExt::name_any).filter(|name| name.starts_with(typed)));
+        let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty() && names.len() < NAMES)
+        else {
+            break;
+        };
+        asked.continue_token = Some(token);
+    }
+    names.truncate(NAMES);
+    Some(names)
 }
 
 fn contexts(global: &GlobalArgs) -> Vec<(String, String)> {

@@ -113,6 +113,31 @@ fn a_silent_api_server_hangs_no_command() {
 }
 
 #[test]
+fn completion_finds_names_on_later_pages() {
+    let server = Scripted::start(&[
+        (
+            "continue=next",
+            200,
+            r#"{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {},
+                "items": [{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "zulu"}}]}"#,
+        ),
+        (
+            "imageprepulljobs?",
+            200,
+            r#"{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {"continue": "next"},
+                "items": [{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "alpha"}}]}"#,
+        ),
+    ]);
+    let dir = tempfile::tempdir().unwrap();
+    server.command("status", dir.path());
+    let program = dir.path().join("kubectl_complete-prepull");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kubectl-prepull"), &program).unwrap();
+    let asked = format!("status --kubeconfig {}/kubeconfig z", dir.path().display());
+    let output = Command::new(program).args(asked.split(' ')).env_clear().output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "zulu\n:4\n");
+}
+
+#[test]
 fn a_closed_pipe_hides_no_missing_image() {
     const ENDED: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
         "metadata": {"name": "web", "uid": "u", "generation": 1}, "spec": {},
