@@ -21,6 +21,7 @@ use crate::jobs;
 use crate::order::{ChosenNodes, CourseArgs, JobOrder, edge_selector, name_base};
 use crate::pages::pages;
 use crate::problem::{self, WrongUsage};
+use crate::progress::follow::unless_interrupted;
 use crate::session::{CommandOutcome, GlobalArgs, Session};
 use crate::start::{Wait, WaitArgs, make_and_follow};
 use crate::workload::choice::{PodPlacement, describe_taint};
@@ -115,8 +116,13 @@ pub(crate) async fn run(
     match text {
         Some(text) if args.apply_then && ended == CommandOutcome::Done => {
             // The job may be gone by now, and that is no reason against.
-            let job = jobs::get(cluster, &order.name).await.ok();
-            if let Some(note) = job.and_then(|job| note_on_nodes_without(&order.name, &job.status?.summary)) {
+            let Some(job) = unless_interrupted(jobs::get(cluster, &order.name)).await? else {
+                problem::print_note(&format!("{source} is not applied"));
+                return Ok(CommandOutcome::Interrupted);
+            };
+            if let Some(note) =
+                job.ok().and_then(|job| note_on_nodes_without(&order.name, &job.status?.summary))
+            {
                 problem::print_note(&note);
             }
             let status = kubectl_apply(&session.global, &text).await?;

@@ -48,7 +48,10 @@ pub(crate) async fn follow_job(
     show.finish_bars(ended);
     if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {
         // The watch of the reports may be a moment behind that of the job.
-        let read = read_progress(cluster, name).await;
+        let Some(read) = unless_interrupted(read_progress(cluster, name)).await? else {
+            problem::print_note(&format!("job {name} has ended: kubectl prepull status {name} shows how"));
+            return Ok(CommandOutcome::Interrupted);
+        };
         if let Err(error) = &read {
             let why = problem::error_text(error);
             problem::print_note(&format!("job {name} has ended, and is shown as it was followed: {why}"));
@@ -64,13 +67,25 @@ pub(crate) async fn run_bounded(
     work: impl Future<Output = anyhow::Result<CommandOutcome>>,
     limit: Option<Duration>,
 ) -> anyhow::Result<CommandOutcome> {
+    let bounded = async {
+        tokio::select! {
+            ended = work => ended,
+            () = wait_for_limit(limit) => Ok(CommandOutcome::TimedOut),
+        }
+    };
+    unless_interrupted(bounded).await?.unwrap_or(Ok(CommandOutcome::Interrupted))
+}
+
+/// The end of the work, or none if Ctrl-C comes first. Once the program has waited for Ctrl-C, it doesn't end it any more by
+/// itself: all that is awaited later needs this, too.
+pub(crate) async fn unless_interrupted<T>(work: impl Future<Output = T>) -> anyhow::Result<Option<T>> {
     tokio::select! {
-        ended = work => ended,
-        () = wait_for_limit(limit) => Ok(CommandOutcome::TimedOut),
+        biased;
         interrupted = tokio::signal::ctrl_c() => {
             interrupted.context("Ctrl-C cannot be waited for")?;
-            Ok(CommandOutcome::Interrupted)
+            Ok(None)
         }
+        ended = work => Ok(Some(ended)),
     }
 }
 
@@ -334,6 +349,19 @@ mod tests {
         }
         let gone = followed.take_job(Event::InitDone).unwrap_err();
         assert_eq!(gone.to_string(), "job web was deleted while it was followed");
+    }
+
+    #[tokio::test]
+    async fn ctrl_c_ends_what_follows_the_job() {
+        let own = std::process::id().to_string();
+        for _ in 0..2 {
+            let interrupted = async {
+                std::process::Command::new("kill").args(["-INT", &own]).status().unwrap();
+                std::future::pending::<()>().await;
+            };
+            assert_eq!(unless_interrupted(interrupted).await.unwrap(), None);
+        }
+        assert_eq!(unless_interrupted(async { 7 }).await.unwrap(), Some(7));
     }
 
     #[test]
