@@ -22,7 +22,7 @@ use crate::cluster::Cluster;
 use crate::edges::DOOR;
 use crate::hearing::SERVER;
 use crate::jobs::REPORTS_OF_A_PAGE;
-use crate::leader::current_leader;
+use crate::leader::LeaseWatch;
 use crate::problem::{self, ClusterPlace};
 
 /// How often rows are made of what has changed: as fast as a person sees bars move.
@@ -171,12 +171,13 @@ impl Watching {
     /// Asks the API server for the leader's Lease, again and again. A watch alone wouldn't notice that it is silent.
     async fn poll_leader(&self, cluster: &Cluster) -> anyhow::Result<()> {
         let leases = Api::<Lease>::namespaced(cluster.client(), cluster.system_namespace());
+        let mut watched = LeaseWatch::default();
         loop {
             let lease = leases.get_opt(DOOR).await;
             let now = Timestamp::now();
             match lease {
                 Ok(lease) => {
-                    let gone = lease.and_then(|lease| current_leader(&lease, now).err());
+                    let gone = lease.and_then(|lease| watched.take(&lease, now, Instant::now()));
                     let text = gone.map(|gone| gone.text());
                     self.known().update_hearing(|hearing| hearing.hear_server(text, now));
                 }
