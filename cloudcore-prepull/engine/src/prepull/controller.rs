@@ -335,6 +335,13 @@ impl Controller {
             self.agenda.mark(&uid);
         }
         let name = node.name.clone();
+        if self.nodes.get(&name).is_some_and(|known| known.labels != node.labels) {
+            for uid in self.slots.jobs(&name) {
+                if let Some(job) = self.jobs.get_mut(&uid) {
+                    job.replan_waiting(&node);
+                }
+            }
+        }
         self.nodes.insert(name.clone(), node);
         for uid in joined {
             // It may be attached already: a name without a Node is.

@@ -267,6 +267,13 @@ impl PrepullJob {
         joins
     }
 
+    /// The labels of a node have changed: an attempt that it has not begun goes by the new ones.
+    pub(super) fn replan_waiting(&mut self, node: &NodeView) {
+        if self.course.is_running() {
+            self.members.replan_waiting(node);
+        }
+    }
+
     /// The edge has the task. Returns whether it is to go on with it.
     pub(super) fn mark_accepted(&mut self, node: &NodeName, attempt: u32) -> bool {
         self.members.rollout_mut().mark_accepted(node, attempt);

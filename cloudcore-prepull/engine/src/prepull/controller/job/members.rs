@@ -211,6 +211,21 @@ impl Members {
         }
     }
 
+    /// Makes the plan of a node that waits again. A look checks the images that it has pulled.
+    pub(super) fn replan_waiting(&mut self, node: &NodeView) {
+        let Some(job) = &self.job else { return };
+        let waits =
+            |record: &NodeStatus| record.phase == NodePhase::Pending && !rollout::is_rechecking(record);
+        if !self.rollout.record(&node.name).is_some_and(waits) {
+            return;
+        }
+        match plan::plan_one(job, node) {
+            Ok(plan) => _ = self.plans.insert(node.name.clone(), plan),
+            // As in `plan_nodes`: nothing is sent to it.
+            Err(_) => _ = self.plans.remove(&node.name),
+        }
+    }
+
     /// Whether a further round could start a node: one that has not succeeded, with a Node and a plan.
     pub(super) fn can_begin_round(&self, nodes: &NodeViews) -> bool {
         let Some(job) = &self.job else { return false };

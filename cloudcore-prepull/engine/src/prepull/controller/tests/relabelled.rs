@@ -54,3 +54,14 @@ fn relabelling_affects_only_the_next_attempt() {
         (&vec![], "b.io/app:v1")
     );
 }
+
+#[test]
+fn a_waiting_nodes_plan_follows_its_labels() {
+    let template = json!({"nodeNames": ["n"], "images": ["app:v1", "db:v1"]});
+    let mut world = World::new(&[]);
+    world.hear(FleetEvent::Node(in_region("n", "a")));
+    world.give(with_spec(template, spec(0), 1, None));
+    world.hear(FleetEvent::Node(in_region("n", "b")));
+    world.up("n", &[]);
+    assert_eq!(world.pulls, ["b.io/app:v1 ns/b", "b.io/db:v1 ns/b"]);
+}
