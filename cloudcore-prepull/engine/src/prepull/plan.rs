@@ -3,7 +3,7 @@
 //! Nodes for which the same overriders match share one [`NodePlan`], so that ten
 //! thousand nodes cost ten thousand selector matches and a handful of plans.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use prepull_api::crd::EDGE_LABEL;
@@ -142,8 +142,7 @@ pub fn select_nodes(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) ->
     };
     match &job.nodes {
         NodeSelection::Names(names) => {
-            let mut seen = HashSet::new();
-            for name in names.iter().filter(|name| seen.insert(*name)) {
+            for name in names.listed() {
                 take(name, nodes.get(name).map_or(Some(NOT_FOUND), NodeView::why_unfit));
             }
         }

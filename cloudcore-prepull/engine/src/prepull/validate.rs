@@ -2,7 +2,7 @@
 //!
 //! The CRD's own rules cover a part of this, on API servers that know them; this step decides.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -147,10 +147,37 @@ pub struct JobImage {
 /// The nodes that a job asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeSelection {
-    /// The nodes of these names, in the job's order, perhaps repeated.
-    Names(Vec<NodeName>),
+    /// The nodes of these names.
+    Names(NodeNames),
     /// The nodes that the selector selects.
     Labels(Selector),
+}
+
+/// The names that a job lists: in its order, each once, and for look-ups. A job that follows nodes looks up each node of
+/// the fleet with each re-list, and may list half of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeNames {
+    listed: Vec<NodeName>,
+    known: HashSet<NodeName>,
+}
+
+impl NodeNames {
+    /// These names; a repeated one counts where it comes first.
+    pub fn new(mut listed: Vec<NodeName>) -> Self {
+        let mut known = HashSet::with_capacity(listed.len());
+        listed.retain(|name| known.insert(name.clone()));
+        Self { listed, known }
+    }
+
+    /// The names in the job's order.
+    pub fn listed(&self) -> &[NodeName] {
+        &self.listed
+    }
+
+    /// Whether the job lists this name.
+    pub fn contains(&self, name: &NodeName) -> bool {
+        self.known.contains(name)
+    }
 }
 
 impl SpecRefusal {
@@ -358,7 +385,7 @@ pub(crate) fn parse_node_selection(
         ([_, ..], Some(_)) => {
             Err(SpecRefusal::new(part, "nodeNames and labelSelector are both set: keep exactly one of them"))
         }
-        (names, None) => Ok(NodeSelection::Names(parse_each(names, |i, name| {
+        (names, None) => Ok(NodeSelection::Names(NodeNames::new(parse_each(names, |i, name| {
             if name.is_empty() {
                 return Err(SpecRefusal::new(format!("{part}.nodeNames[{i}]"), "the node name is empty"));
             }
@@ -369,7 +396,7 @@ pub(crate) fn parse_node_selection(
                 return Err(SpecRefusal::new(format!("{part}.nodeNames[{i}]"), message));
             }
             Ok(NodeName(name.clone()))
-        })?)),
+        })?))),
         ([], Some(selector)) => Selector::try_from(selector)
             .map(NodeSelection::Labels)
             .map_err(|e| SpecRefusal::new(format!("{part}.labelSelector"), e)),

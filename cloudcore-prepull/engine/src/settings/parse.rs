@@ -1,11 +1,7 @@
 //! The spec of an object, parsed once.
 
-use std::collections::BTreeSet;
-
 use prepull_api::crd::settings::ImagePrePullSettingsSpec;
-use prepull_api::selector::Selector;
 use prepull_api::settings::{KEEP_UNFINISHED, NodeSettings};
-use prepull_api::task::NodeName;
 use prepull_window::parse_duration;
 
 use crate::fleet::node_view::NodeView;
@@ -15,22 +11,16 @@ use crate::prepull::validate::{NodeSelection, SpecRefusal, parse_node_selection,
 #[derive(Debug)]
 pub(super) struct Parsed {
     /// None where that is invalid itself: it may be any node.
-    choice: Option<NodeFilter>,
+    choice: Option<NodeSelection>,
     pub(super) settings: Result<NodeSettings, SpecRefusal>,
-}
-
-#[derive(Debug)]
-enum NodeFilter {
-    Names(BTreeSet<NodeName>),
-    Labels(Selector),
 }
 
 impl Parsed {
     /// Whether it chooses this node, or may do so.
     pub(super) fn chooses(&self, node: &NodeView) -> bool {
         match &self.choice {
-            Some(NodeFilter::Names(names)) => names.contains(&node.name),
-            Some(NodeFilter::Labels(selector)) => selector.matches(&node.labels),
+            Some(NodeSelection::Names(names)) => names.contains(&node.name),
+            Some(NodeSelection::Labels(selector)) => selector.matches(&node.labels),
             None => true,
         }
     }
@@ -43,11 +33,8 @@ pub(super) fn parse_spec(spec: &ImagePrePullSettingsSpec) -> Parsed {
     }
 }
 
-fn parse_choice(spec: &ImagePrePullSettingsSpec) -> Result<NodeFilter, SpecRefusal> {
-    Ok(match parse_node_selection("spec", &spec.node_names, spec.label_selector.as_ref())? {
-        NodeSelection::Names(names) => NodeFilter::Names(names.into_iter().collect()),
-        NodeSelection::Labels(selector) => NodeFilter::Labels(selector),
-    })
+fn parse_choice(spec: &ImagePrePullSettingsSpec) -> Result<NodeSelection, SpecRefusal> {
+    parse_node_selection("spec", &spec.node_names, spec.label_selector.as_ref())
 }
 
 fn parse_settings(spec: &ImagePrePullSettingsSpec) -> Result<NodeSettings, SpecRefusal> {

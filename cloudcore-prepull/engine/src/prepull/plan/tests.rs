@@ -1,7 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::needless_pass_by_value)] // json!(…) reads better without a & before it
 
-use std::time::Instant;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -365,6 +366,20 @@ fn ten_thousand_nodes_share_few_plans() {
     assert_eq!((plan.nodes.len(), distinct.len()), (10_000, 10));
     // Some 20 ms in a debug build. A plan for each node would take seconds.
     assert!(took.as_millis() < 1000, "{took:?}");
+}
+
+#[test]
+fn nodes_are_looked_up_among_many_names() {
+    let names: Vec<_> = (0..50_000).map(|i| format!("edge-{i}")).collect();
+    let job = job(json!({"imagePrePullTemplate": {"images": ["app:1"], "nodeNames": names}}));
+    let (_, other) = edge("other-12345", &[]);
+    #[expect(clippy::disallowed_methods, reason = "measures how long the look-ups take")]
+    let start = Instant::now();
+    let chosen = (0..50_000).filter(|_| chooses_node(&job, &other)).count();
+    let took = start.elapsed();
+    assert_eq!(chosen, 0);
+    // A search of the whole list for each node would take many seconds.
+    assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
 #[test]

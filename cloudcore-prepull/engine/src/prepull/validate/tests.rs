@@ -52,7 +52,7 @@ fn a_bare_job_gets_the_documented_defaults() {
                 secret: None,
                 policy: None,
             }],
-            nodes: NodeSelection::Names(vec!["edge-1".into()]),
+            nodes: NodeSelection::Names(NodeNames::new(vec!["edge-1".into()])),
             overriders: vec![],
             registry_secrets: vec![],
             fallback_secret: None,
