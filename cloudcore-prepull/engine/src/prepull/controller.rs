@@ -330,12 +330,14 @@ impl Controller {
             .iter_mut()
             .filter_map(|(uid, job)| job.add_if_chosen(&node).then(|| uid.clone()))
             .collect();
-        let awaited = self.jobs.iter().filter(|(_, job)| job.waits_for(&node));
-        for uid in awaited.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
-            self.agenda.mark(&uid);
+        let relabelled = self.nodes.get(&node.name).filter(|known| known.labels != node.labels);
+        for (uid, job) in &self.jobs {
+            if job.waits_for(&node) || relabelled.is_some_and(|known| job.waits_with(known)) {
+                self.agenda.mark(uid);
+            }
         }
         let name = node.name.clone();
-        if self.nodes.get(&name).is_some_and(|known| known.labels != node.labels) {
+        if relabelled.is_some() {
             for uid in self.slots.jobs(&name) {
                 if let Some(job) = self.jobs.get_mut(&uid) {
                     job.replan_waiting(&node);
@@ -351,7 +353,11 @@ impl Controller {
     }
 
     fn remove_node(&mut self, name: &NodeName) {
-        self.nodes.remove(name);
+        if let Some(gone) = self.nodes.remove(name) {
+            for (uid, _) in self.jobs.iter().filter(|(_, job)| job.waits_with(&gone)) {
+                self.agenda.mark(uid);
+            }
+        }
         for uid in self.slots.jobs(name) {
             let mut has_left = false;
             self.change_job(&uid, |job, _| has_left = job.remove_node(name));

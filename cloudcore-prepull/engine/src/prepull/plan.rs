@@ -170,11 +170,15 @@ pub fn plan_job(job: &ValidatedJob, nodes: &BTreeMap<NodeName, NodeView>) -> Res
 
 /// Whether the job would choose this node now.
 pub fn chooses_node(job: &ValidatedJob, node: &NodeView) -> bool {
-    let asked = || match &job.nodes {
+    node.why_unfit().is_none() && asks_for(job, node)
+}
+
+/// Whether the job asks for this node, which it may not be able to use.
+pub fn asks_for(job: &ValidatedJob, node: &NodeView) -> bool {
+    match &job.nodes {
         NodeSelection::Names(names) => names.contains(&node.name),
         NodeSelection::Labels(selector) => selector.matches(&node.labels),
-    };
-    node.why_unfit().is_none() && asked()
+    }
 }
 
 /// Plans a single node, whether or not the job would choose it now: after a restart of cloudcore it may be NotReady and

@@ -58,7 +58,7 @@ type NodeViews = BTreeMap<NodeName, NodeView>;
 
 #[derive(Debug)]
 pub(super) struct PrepullJob {
-    /// What the job begins with once a node of it is Ready, while none is.
+    /// What the job begins with once a node of it is Ready, while none is; it ends once none can become Ready.
     waiting: Option<WaitingJob>,
     /// The job's next run: its images or nodes were edited after it had begun.
     next: Option<Box<ImagePrePullJob>>,
@@ -121,6 +121,11 @@ impl PrepullJob {
     /// Whether the job waits for a Ready node, and would take this one.
     pub(super) fn waits_for(&self, node: &NodeView) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| plan::chooses_node(&waiting.job, node))
+    }
+
+    /// Whether the job waits for a Ready node, and may have to end once this one is gone or has other labels.
+    pub(super) fn waits_with(&self, node: &NodeView) -> bool {
+        self.waiting.as_ref().is_some_and(|waiting| plan::asks_for(&waiting.job, node))
     }
 
     /// Whether the accepted spec is unknown: an earlier version of cloudcore had not stored it, and the present spec is

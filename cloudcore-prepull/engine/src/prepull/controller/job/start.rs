@@ -157,9 +157,11 @@ impl PrepullJob {
         self.output.touch_status(WritePace::Now);
     }
 
-    /// Begins a job that has waited, once a node of it is Ready.
+    /// Begins a job that has waited, once a node of it is Ready, or refuses it once there is none to wait for.
     pub(super) fn begin_waiting(&mut self, nodes: &NodeViews, effects: &mut Effects<'_>) {
-        if let Some(waiting) = self.waiting.take_if(|waiting| has_eligible(&waiting.job, nodes)) {
+        let goes_on_waiting =
+            |waiting: &WaitingJob| plan::select_nodes(&waiting.job, nodes).waits_for_ready();
+        if let Some(waiting) = self.waiting.take_if(|waiting| !goes_on_waiting(waiting)) {
             self.begin_run(&Ok(waiting.object), nodes, effects);
         }
     }
@@ -282,10 +284,6 @@ impl PrepullJob {
         self.events.emit_warning(reason, message, effects);
         self.output.touch_status(WritePace::Now);
     }
-}
-
-fn has_eligible(job: &ValidatedJob, nodes: &NodeViews) -> bool {
-    !plan::select_nodes(job, nodes).eligible.is_empty()
 }
 
 fn node_exists(record: &NodeStatus, nodes: &NodeViews) -> bool {

@@ -221,6 +221,25 @@ fn a_job_waits_for_a_ready_node() {
 }
 
 #[test]
+fn a_job_waits_for_no_deleted_node() {
+    for is_deleted in [false, true] {
+        let mut world = World::new(&[]);
+        world.hear(FleetEvent::Nodes(vec![not_ready("a"), not_ready("b")]));
+        world.give(job(names(&["a", "b"]), 1, None));
+        world.hear(FleetEvent::NodeGone("b".into()));
+        world.pass(1000);
+        assert_eq!(world.status().phase, JobPhase::Init, "it waits for the other");
+        let mut cloud = not_ready("a");
+        cloud.labels.clear();
+        world.hear(if is_deleted { FleetEvent::NodeGone("a".into()) } else { FleetEvent::Node(cloud) });
+        world.pass(1000);
+        let reason = if is_deleted { "a is not found" } else { "a is not an edge node" };
+        assert_eq!((world.status().phase, world.condition("Valid").0), (JobPhase::Failure, "False"));
+        assert!(world.status().reason.contains(reason), "{}", world.status().reason);
+    }
+}
+
+#[test]
 fn nodes_that_become_ready_together_begin_together() {
     let mut world = World::new(&[]);
     world.hear(FleetEvent::Nodes(vec![not_ready("a"), not_ready("b")]));
