@@ -33,6 +33,7 @@ mod definition;
 mod download;
 mod manifests;
 mod nodes;
+mod removal;
 mod sites;
 mod sizes;
 mod table;
@@ -45,6 +46,7 @@ use download::DownloadReport;
 pub use manifests::read_job;
 pub use nodes::ListedNode;
 use nodes::{Receiver, receivers};
+use removal::RemovalReport;
 use sites::SiteReport;
 pub use sizes::SizeArgs;
 use sizes::{ImageSize, NodeSize, Sizes};
@@ -108,6 +110,9 @@ pub enum PlanFormat {
 #[serde(rename_all = "camelCase")]
 pub struct PlanReport {
     nodes: Vec<NodeReport>,
+    /// What the nodes remove, if the job doesn't pull.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remove: Option<RemovalReport>,
     /// Empty if no node has a site.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sites: Vec<SiteReport>,
@@ -314,12 +319,13 @@ impl PlanRequest<'_> {
         let sizes = sizes.as_ref().zip(receivers.as_deref());
         let sites = sites::report(&job.download, &sites, &plan, &nodes, &keyed, sizes);
         let nodes = build_nodes(&plan, &keyed, sizes);
+        let remove = job.removal.as_deref().map(removal::report);
         let download = download::report(&job.download, known.as_ref());
         let skipped = plan.skipped.iter();
         let skipped = skipped
             .map(|node| SkippedReport { name: node.node_name.clone(), reason: node.reason.clone() })
             .collect();
-        Ok(PlanReport { nodes, sites, download, skipped, warnings })
+        Ok(PlanReport { nodes, remove, sites, download, skipped, warnings })
     }
 }
 

@@ -11,9 +11,10 @@ use humantime::format_duration;
 use prepull_api::text::human_bytes;
 use prepull_program::table::align_columns;
 
-/// Renders one line per image for all nodes that pull the same, then the skipped nodes, then the warnings.
+/// Renders one line per image for all nodes that pull the same, or per image and repository that the nodes remove; then
+/// the skipped nodes, then the warnings.
 pub(super) fn render(report: &PlanReport) -> String {
-    let PlanReport { nodes, sites, download, skipped, warnings } = report;
+    let PlanReport { nodes, remove, sites, download, skipped, warnings } = report;
     let images = || nodes.iter().flat_map(|node| &node.images);
     let has_errors = images().any(|image| image.error.is_some() || image.size_error.is_some());
     let has_sizes = nodes.iter().any(|node| node.size.is_some());
@@ -51,7 +52,14 @@ pub(super) fn render(report: &PlanReport) -> String {
             rows.push(row);
         }
     }
+    if let Some(remove) = remove {
+        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+        rows = remove.rows(listed(&names));
+    }
     let mut text = align_columns(&rows, 3);
+    if remove.as_ref().is_some_and(|remove| remove.dry_run) {
+        text.push_str("\ndry run: nothing is removed, and the status has what would be\n");
+    }
     if has_sizes {
         text.push('\n');
         text.push_str(&align_columns(&node_rows(nodes), 3));

@@ -205,6 +205,46 @@ cloud-1         not an edge node
 }
 
 #[tokio::test]
+async fn the_plan_of_a_removal_shows_its_rules() {
+    let job = "\
+apiVersion: operations.kubeedge.io/v1alpha2
+kind: ImagePrePullJob
+metadata: {name: sample}
+spec:
+  imagePrePullTemplate:
+    nodeNames: [edge-1, edge-2]
+    remove:
+      images: [nginx:1.25]
+      repositories: [harbor.docker.hub/jili/example]
+      olderThan: 720h
+      keepLast: 3
+      dryRun: true
+";
+    let table = plan_of(job, NODES, None, PlanFormat::Table).await.unwrap();
+    assert_eq!(
+        table,
+        "\
+NODES           REMOVE                           RULE
+edge-1,edge-2   docker.io/library/nginx:1.25     <none>
+                harbor.docker.hub/jili/example   older than 720h, except the newest 3
+
+dry run: nothing is removed, and the status has what would be
+"
+    );
+    let report = plan_of(job, NODES, None, PlanFormat::Json).await.unwrap();
+    let remove = json!({
+        "images": ["docker.io/library/nginx:1.25"],
+        "repositories": ["harbor.docker.hub/jili/example"],
+        "olderThan": "720h",
+        "keepLast": 3,
+        "dryRun": true,
+    });
+    assert_eq!(serde_json::from_str::<Value>(&report).unwrap()["remove"], remove);
+    let table = plan_of(&job.replace("      olderThan: 720h\n", ""), NODES, None, PlanFormat::Table).await;
+    assert!(table.unwrap().contains("   all, except the newest 3\n"));
+}
+
+#[tokio::test]
 async fn reads_mixed_kinds_and_typed_lists() {
     let all = format!("{JOB}---{NODES}---{SECRETS}");
     let whole = run_on(&all, &all, Some(&all), PlanFormat::Json).await;
