@@ -9,7 +9,7 @@ use prepull_api::task::RemovalResult;
 /// Number of the first attempt in the first run of a job.
 pub const FIRST_ATTEMPT: u32 = 1;
 
-pub(crate) use self::conditions::{FAILED, FINISHED, PAUSED, SUSPENDED};
+pub(crate) use self::conditions::{FAILED, FINISHED, PAUSED, PROGRESSING, SUSPENDED};
 pub use self::conditions::{OtherSpec, Situation, conditions};
 
 /// Bytes of `nodeStatus` as JSON, at most: with what else is in the object it stays below the 256 KiB that an

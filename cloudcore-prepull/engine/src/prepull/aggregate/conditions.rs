@@ -13,7 +13,7 @@ pub(crate) const SUSPENDED: &str = "Suspended";
 /// Condition type: whether `spec.pause` keeps nodes from downloading. Only jobs that were ever paused have it.
 pub(crate) const PAUSED: &str = "Paused";
 /// Condition type: whether nodes pull, or are still to begin.
-const PROGRESSING: &str = "Progressing";
+pub(crate) const PROGRESSING: &str = "Progressing";
 /// Condition type: whether the job has ended well.
 const COMPLETE: &str = "Complete";
 /// Condition type: whether the job has ended badly.
@@ -146,7 +146,9 @@ fn facts(situation: &Situation<'_>) -> Vec<Fact> {
         let progressing = if other == OtherSpec::Next && !suspended {
             fact(PROGRESSING, true, reasons::SPEC_CHANGED, reason)
         } else {
-            progressing.clone()
+            // The next leader knows from it how the job ended.
+            let ended_as = ended_as.filter(|_| phase == JobPhase::Failure);
+            Fact { reason: ended_as.unwrap_or(progressing.reason), ..progressing.clone() }
         };
         return [valid, suspension, progressing].into_iter().chain(ends).collect();
     }

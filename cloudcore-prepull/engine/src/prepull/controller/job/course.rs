@@ -310,8 +310,10 @@ impl Course {
         self.resumed = changed.filter(|_| !self.policy.paused).map(|(is, at)| if is { now } else { at });
         self.phase = if is_over { status.phase } else { JobPhase::InProgress };
         without_refusal(&status.reason).clone_into(&mut self.reason);
-        let failed = status.conditions.iter().find(|condition| condition.type_ == aggregate::FAILED);
-        self.failed_as = failed.and_then(|condition| unusual_failure(&condition.reason));
+        // A refused edit makes Failed unknown, and leaves the reason to Progressing.
+        let types = [aggregate::FAILED, aggregate::PROGRESSING];
+        let mut ends = status.conditions.iter().filter(|condition| types.contains(&condition.type_.as_str()));
+        self.failed_as = ends.find_map(|condition| unusual_failure(&condition.reason));
     }
 
     /// When activeDeadlineSeconds have passed. They do not pass while the job is suspended, and a re-check has a time of its

@@ -205,6 +205,28 @@ fn an_invalid_change_leaves_the_end_unknown() {
 }
 
 #[test]
+fn an_invalid_change_keeps_how_the_job_ended() {
+    let (mut world, nodes) = fleet(1);
+    let given = |image: &str, generation, stored: Option<&ImagePrePullJobStatus>| {
+        with_spec(of(&nodes, image), json!({"activeDeadlineSeconds": 60}), generation, stored)
+    };
+    world.give(given("app:1", 1, None));
+    world.pass_minute();
+    world.pass(1_000);
+    assert_eq!(world.condition("Failed"), ("True", "DeadlineExceeded"));
+    world.give(given("no image", 2, None));
+    world.pass(1_000);
+    assert_eq!(world.condition("Failed"), ("Unknown", "SpecChanged"));
+    let stored = world.status().clone();
+    world.restart(&nodes);
+    world.give(given("no image", 2, Some(&stored)));
+    world.pass(1_000);
+    world.give(given("app:1", 3, Some(&stored)));
+    world.pass(1_000);
+    assert_eq!(world.condition("Failed"), ("True", "DeadlineExceeded"));
+}
+
+#[test]
 fn a_cancelled_job_begins_no_further_run() {
     let (mut world, nodes) = fleet(1);
     world.give(job(of(&nodes, "app:1"), 1, None));
