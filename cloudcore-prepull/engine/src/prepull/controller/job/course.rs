@@ -18,6 +18,9 @@ pub(super) struct Course {
     reason: String,
     /// The reason of the condition Failed, where it is not the usual one.
     failed_as: Option<&'static str>,
+    /// `failed_as` and `reason` from before the re-check that runs, if the job had failed: what a cancelled one leaves. Another
+    /// leader doesn't know it, and goes by the nodes.
+    failed_before: Option<(Option<&'static str>, String)>,
     policy: RunPolicy,
     /// `failureTolerate` as the spec has it, for messages.
     tolerance: String,
@@ -372,6 +375,12 @@ impl Course {
             }
             None => {}
         }
+        let is_open = matches!(verdict, RolloutVerdict::Running | RolloutVerdict::Draining);
+        if let Some((failed_as, reason)) =
+            self.failed_before.as_ref().filter(|_| self.policy.cancel && !is_open)
+        {
+            return failure(failed_as.unwrap_or(reasons::FAILED), reason.clone());
+        }
         match verdict {
             RolloutVerdict::Running => Outlook::Running,
             RolloutVerdict::Draining => Outlook::Draining(excess()),
@@ -417,7 +426,9 @@ impl Course {
         }
         self.phase = ending.phase;
         self.failed_as = unusual_failure(ending.reason);
-        self.reason = format!("{}{causes}", ending.note);
+        // What a cancelled re-check leaves has the causes in it.
+        let has_causes = self.failed_before.take().is_some() && self.policy.cancel;
+        self.reason = format!("{}{}", ending.note, if has_causes { "" } else { causes });
     }
 
     /// Whether the spec asks for more rounds than have begun.
@@ -432,8 +443,11 @@ impl Course {
     }
 
     pub(super) fn begin_recheck(&mut self, now: Timestamp) {
+        let had_failed = self.phase == JobPhase::Failure;
+        let before = had_failed.then(|| (self.failed_as, std::mem::take(&mut self.reason)));
         self.rechecks += 1;
         self.go_on();
+        self.failed_before = before;
         self.recheck = Some(RecheckTimes { started: now, ended: None });
     }
 
@@ -444,6 +458,7 @@ impl Course {
         self.phase = JobPhase::InProgress;
         self.reason.clear();
         self.failed_as = None;
+        self.failed_before = None;
         self.is_draining = false;
         self.delete_again_at = None;
         self.lost_reports_status = None;

@@ -200,6 +200,29 @@ fn a_cancelled_recheck_leaves_the_result() {
 }
 
 #[test]
+fn a_cancelled_recheck_leaves_a_failure() {
+    let (mut world, nodes) = fleet(2);
+    let given = |recheck: u32, cancel: bool, generation| {
+        let template = json!({"nodeNames": nodes, "concurrency": 2, "failureTolerate": "0.5"});
+        let spec = json!({"activeDeadlineSeconds": 60, "recheck": recheck, "cancel": cancel});
+        with_spec(template, spec, generation, None)
+    };
+    world.give(given(0, false, 1));
+    world.ends("n0", TaskOutcome::Succeeded);
+    world.pass(61_000);
+    world.pass(1_000);
+    assert_eq!(world.condition("Failed"), ("True", "DeadlineExceeded"));
+    let reason = world.status().reason.clone();
+    world.give(given(1, false, 2));
+    world.pass(1_000);
+    assert_eq!(world.status().phase, JobPhase::InProgress);
+    world.give(given(1, true, 3));
+    world.pass(1_000);
+    assert_eq!(world.condition("Failed"), ("True", "DeadlineExceeded"));
+    assert_eq!((world.status().phase, &world.status().reason), (JobPhase::Failure, &reason));
+}
+
+#[test]
 fn no_further_round_follows_a_cancel() {
     let (mut world, nodes) = fleet(2);
     world.give(wanted(&world, &nodes, json!({"retry": 3}), 1));
