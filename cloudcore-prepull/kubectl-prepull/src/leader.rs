@@ -1,12 +1,13 @@
 //! The leader's Lease: since when no cloudcore-prepull leads.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::Stream;
 use futures::stream::unfold;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
+use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::edges::DOOR;

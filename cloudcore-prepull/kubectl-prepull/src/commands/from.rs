@@ -116,7 +116,7 @@ pub(crate) async fn run(
     match text {
         Some(text) if args.apply_then && ended == CommandOutcome::Done => {
             // The job may be gone by now, and that is no reason against.
-            let Some(job) = unless_interrupted(jobs::get(cluster, &order.name)).await? else {
+            let Some(job) = unless_interrupted(Box::pin(jobs::get(cluster, &order.name))).await? else {
                 problem::print_note(&format!("{source} is not applied"));
                 return Ok(CommandOutcome::Interrupted);
             };

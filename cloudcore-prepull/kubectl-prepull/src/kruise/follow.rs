@@ -28,7 +28,7 @@ pub(crate) async fn follow_kruise(
 ) -> anyhow::Result<CommandOutcome> {
     let mut show = Show::new(session);
     let mut last = read_job(cluster, name).await?.view(Timestamp::now());
-    let ended = run_bounded(ask_until_over(cluster, name, &mut show, &mut last), limit).await;
+    let ended = run_bounded(Box::pin(ask_until_over(cluster, name, &mut show, &mut last)), limit).await;
     let ended = or_interrupted(ended)?;
     show.finish_bars(ended);
     if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {

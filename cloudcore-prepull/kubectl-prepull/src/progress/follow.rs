@@ -48,7 +48,7 @@ pub(crate) async fn follow_job(
     show.finish_bars(ended);
     if matches!(ended, CommandOutcome::Done | CommandOutcome::Failed) {
         // The watch of the reports may be a moment behind that of the job.
-        let Some(read) = unless_interrupted(read_progress(cluster, name)).await? else {
+        let Some(read) = unless_interrupted(Box::pin(read_progress(cluster, name))).await? else {
             problem::print_note(&format!("job {name} has ended: kubectl prepull status {name} shows how"));
             return Ok(CommandOutcome::Interrupted);
         };
