@@ -133,12 +133,14 @@ pub(super) fn merge_edit(
     template.concurrency = now.concurrency;
     template.timeout_seconds = now.timeout_seconds;
     template.failure_tolerate.clone_from(&now.failure_tolerate);
-    // What a job that removes or upgrades can't have: an edit of that is meant for its next run.
-    if template.remove.is_some() || template.upgrade.is_some() {
+    // A job that removes or upgrades can't have these fields. Where the run or the edit is such a job, what the edit
+    // says, or leaves out, is meant for the next run.
+    let removes = template.remove.is_some() || now.remove.is_some();
+    if removes || template.upgrade.is_some() || now.upgrade.is_some() {
         merged.recheck = accepted.recheck;
         merged.verify.clone_from(&accepted.verify);
     }
-    if template.remove.is_some() {
+    if removes {
         merged.pin = accepted.pin;
         merged.download.clone_from(&accepted.download);
     }
@@ -282,6 +284,18 @@ mod tests {
         assert_eq!(before(&status(true, true), false).retry, 1);
         let seen = before(&status(true, true), true);
         assert_eq!((seen.retry, seen.suspend), (3, false));
+    }
+
+    #[test]
+    fn a_running_pull_keeps_its_terms() {
+        let terms = json!({"verify": {"keys": []}, "download": {"maxRate": "1Mi"}, "pin": true, "recheck": 1});
+        let begun = spec(&json!({}), &terms);
+        let removal = spec(&json!({"images": [], "remove": {"images": ["old:1"]}}), &json!({"suspend": true}));
+        assert_eq!(merge_edit(&begun, &removal), ImagePrePullJobSpec { suspend: true, ..begun.clone() });
+        // An upgrade can have a limit and pins, so that these are followed.
+        let upgrade = spec(&json!({"upgrade": {}}), &json!({}));
+        let kept = ImagePrePullJobSpec { download: None, pin: false, ..begun.clone() };
+        assert_eq!(merge_edit(&begun, &upgrade), kept);
     }
 
     #[test]
