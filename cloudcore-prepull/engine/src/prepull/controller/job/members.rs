@@ -78,6 +78,14 @@ impl Members {
         (self.skipped, self.skipped_total) = (skipped, total);
     }
 
+    /// Another leader had left these nodes out. Those that have joined the job since are left out no more.
+    pub(super) fn resume_skipped(&mut self, mut skipped: Vec<SkippedNode>, total: u32) {
+        let before = skipped.len();
+        skipped.retain(|node| self.rollout.record(&NodeName(node.node_name.clone())).is_none());
+        let joined = u32::try_from(before - skipped.len()).unwrap_or(u32::MAX);
+        self.set_skipped(skipped, total.saturating_sub(joined));
+    }
+
     /// These nodes were left out, and no others.
     pub(super) fn skip_all(&mut self, skipped: Vec<SkippedNode>) {
         let total = u32::try_from(skipped.len()).unwrap_or(u32::MAX);

@@ -288,9 +288,11 @@ mod tests {
 
     #[test]
     fn a_running_pull_keeps_its_terms() {
-        let terms = json!({"verify": {"keys": []}, "download": {"maxRate": "1Mi"}, "pin": true, "recheck": 1});
+        let terms =
+            json!({"verify": {"keys": []}, "download": {"maxRate": "1Mi"}, "pin": true, "recheck": 1});
         let begun = spec(&json!({}), &terms);
-        let removal = spec(&json!({"images": [], "remove": {"images": ["old:1"]}}), &json!({"suspend": true}));
+        let removal =
+            spec(&json!({"images": [], "remove": {"images": ["old:1"]}}), &json!({"suspend": true}));
         assert_eq!(merge_edit(&begun, &removal), ImagePrePullJobSpec { suspend: true, ..begun.clone() });
         // An upgrade can have a limit and pins, so that these are followed.
         let upgrade = spec(&json!({"upgrade": {}}), &json!({}));

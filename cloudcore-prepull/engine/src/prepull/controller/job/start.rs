@@ -253,7 +253,7 @@ impl PrepullJob {
         if let Some(until) = self.course.recheck_until() {
             self.members.rollout_mut().resume_recheck(until);
         }
-        self.members.set_skipped(status.skipped_nodes, status.summary.skipped);
+        self.members.resume_skipped(status.skipped_nodes, status.summary.skipped);
         if is_over {
             if self.is_ahead_of(&status.summary) {
                 self.output.touch_status(WritePace::Slow);

@@ -240,6 +240,22 @@ fn a_job_waits_for_no_deleted_node() {
 }
 
 #[test]
+fn another_leader_lists_no_node_that_has_joined() {
+    let mut world = World::new(&["a"]);
+    world.hear(FleetEvent::Node(not_ready("b")));
+    let spec = |status| with_spec(json!({"labelSelector": {}}), json!({"followNodes": true}), 1, status);
+    world.give(spec(None));
+    world.pass(1000);
+    assert_eq!(world.status().summary.skipped, 1);
+    let stored = world.status().clone();
+    world.restart(&["a".to_owned(), "b".to_owned()]);
+    world.give(spec(Some(&stored)));
+    world.pass(1000);
+    let status = world.status();
+    assert_eq!((status.summary.desired, status.summary.skipped, status.skipped_nodes.len()), (2, 0, 0));
+}
+
+#[test]
 fn nodes_that_become_ready_together_begin_together() {
     let mut world = World::new(&[]);
     world.hear(FleetEvent::Nodes(vec![not_ready("a"), not_ready("b")]));
