@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_move_along_with_a_clock_set_forward() {
+    fn dates_move_with_the_clock() {
         let (booted, minute) = (UNIX_EPOCH + WRITTEN, Duration::from_secs(60));
         let reading = |wall, minutes: u64| ClockReading {
             wall,

@@ -138,7 +138,7 @@ fn completion_finds_names_on_later_pages() {
 }
 
 #[test]
-fn a_closed_pipe_hides_no_missing_image() {
+fn a_closed_pipe_hides_nothing() {
     const ENDED: &str = r#"{"apiVersion": "operations.kubeedge.io/v1alpha2", "kind": "ImagePrePullJob",
         "metadata": {"name": "web", "uid": "u", "generation": 1}, "spec": {},
         "status": {"phase": "Completed", "observedGeneration": 1, "summary": {"desired": 1, "successful": 1}}}"#;

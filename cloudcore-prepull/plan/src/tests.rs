@@ -205,7 +205,7 @@ cloud-1         not an edge node
 }
 
 #[tokio::test]
-async fn the_plan_of_a_removal_shows_its_rules() {
+async fn a_removals_plan_shows_its_rules() {
     let job = "\
 apiVersion: operations.kubeedge.io/v1alpha2
 kind: ImagePrePullJob

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn no_namespace_takes_the_room_of_others() {
+    fn no_namespace_takes_all_room() {
         let (queue, mut queued) = mpsc::channel(QUEUE);
         let events = Events::with_queue(queue);
         for _ in 0..1000 {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_waits_briefly_for_the_one_before() {
+    async fn events_wait_briefly_for_others() {
         let hang = |_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>();
         let client = Client::new(tower::service_fn(hang), "default");
         let (queue, receiver) = mpsc::channel(QUEUE);

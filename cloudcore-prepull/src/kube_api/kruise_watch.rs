@@ -165,7 +165,7 @@ mod tests {
     use crate::kube_api::fake_api::client_answering;
 
     #[tokio::test]
-    async fn lists_of_large_objects_come_in_small_pages() {
+    async fn large_objects_come_in_pages() {
         let (client, requests) = client_answering(
             |_| json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}),
         );

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_counts_only_if_it_lasts() {
+    async fn only_lasting_refusals_count() {
         let (secrets, _) = failing_api_server();
         let late = secret("late");
         assert!(secrets.look_again(&late).await.is_none(), "the cache takes over no refusal");

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn one_node_stands_for_all_in_the_log() {
+    fn all_nodes_share_a_line() {
         let (withheld, now) = (Withheld::default(), Instant::now());
         for node in 0..LINES {
             withheld.log(&format!("nodeimage/edge-{node}"), &["no entry".to_owned()], now);

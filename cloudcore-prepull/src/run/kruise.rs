@@ -191,7 +191,7 @@ mod tests {
     use crate::kube_api::fake_api::{client_answering, refusal_status};
 
     #[tokio::test(start_paused = true)]
-    async fn kruises_controller_is_noticed_while_we_serve() {
+    async fn kruises_controller_is_noticed() {
         // How the Lease is answered: with a Lease that's alive, or with a refusal.
         let code = Arc::new(AtomicU16::new(404));
         let answered = Arc::clone(&code);

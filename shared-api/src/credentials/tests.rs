@@ -220,7 +220,7 @@ fn both_types_of_secret_are_parsed() {
 }
 
 #[test]
-fn a_secret_of_too_many_entries_is_refused() {
+fn too_many_entries_are_refused() {
     let parse = |entries: usize, password: usize| {
         let entry = json!({"username": "u", "password": "p".repeat(password)});
         let entries: serde_json::Map<_, _> =

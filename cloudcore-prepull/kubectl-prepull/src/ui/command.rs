@@ -19,7 +19,7 @@ use crate::output::print;
 use crate::problem;
 use crate::session::{CommandOutcome, Session};
 use crate::ui::guard::Guard;
-use crate::ui::peer::{OwnListener, Peer};
+use crate::ui::peer::{OwnListener, PagePeer};
 use crate::ui::server::{PageContext, router};
 use crate::ui::watching::Watching;
 
@@ -91,7 +91,7 @@ async fn serve(
     opening: impl Future<Output = ()>,
 ) -> anyhow::Result<CommandOutcome> {
     let listener = OwnListener::new(listener, page.address);
-    let router = router(Arc::clone(&page)).into_make_service_with_connect_info::<Peer>();
+    let router = router(Arc::clone(&page)).into_make_service_with_connect_info::<PagePeer>();
     let served = axum::serve(listener, router);
     // On many systems the opener lasts as long as its browser, which waits for the page; and its end isn't that of the page.
     let opened = async {

@@ -54,9 +54,9 @@ impl Listener for OwnListener {
 
 /// The address at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+pub(crate) struct PagePeer(pub(crate) SocketAddr);
 
-impl Connected<IncomingStream<'_, OwnListener>> for Peer {
+impl Connected<IncomingStream<'_, OwnListener>> for PagePeer {
     fn connect_info(stream: IncomingStream<'_, OwnListener>) -> Self {
         Self(*stream.remote_addr())
     }

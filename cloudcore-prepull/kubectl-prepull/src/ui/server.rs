@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use super::assets::asset;
 use super::feed;
 use super::guard::Guard;
-use super::peer::{Peer, is_own_user};
+use super::peer::{PagePeer, is_own_user};
 use super::watching::Watching;
 use crate::cluster::Cluster;
 use crate::commands::{cancel, events, pause, resume, retry, suspend};
@@ -79,7 +79,7 @@ pub(crate) fn router(page: Arc<PageContext>) -> Router {
 
 async fn guard_request(
     State(page): State<Arc<PageContext>>,
-    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    ConnectInfo(PagePeer(peer)): ConnectInfo<PagePeer>,
     request: Request,
     next: Next,
 ) -> Response {

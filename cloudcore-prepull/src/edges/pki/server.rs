@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_renews_when_the_clock_goes_back() {
+    fn a_clock_set_back_renews() {
         let (authority, _) = Authority::generate(SystemTime::now()).unwrap();
         let identity = ServerIdentity::new(authority, &[]).unwrap();
         let (first, right) = (identity.serving(), SystemTime::now() - Duration::from_secs(8 * 3600));

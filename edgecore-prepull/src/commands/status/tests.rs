@@ -82,7 +82,7 @@ fn a_connected_box_shows_its_downloads() {
 }
 
 #[test]
-fn the_agents_time_counts_where_it_answers() {
+fn the_agents_time_counts() {
     let mut report = well();
     assert_eq!(report.time(), now());
     let Looked::Known(agent) = &mut report.agent else { panic!() };

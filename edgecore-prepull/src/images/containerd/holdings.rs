@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_set_forward_makes_no_image_older() {
+    fn a_set_clock_ages_no_image() {
         let seconds = Duration::from_secs;
         let at = |wall, millis| ClockReading { wall, boot: Some(BootTime { id: 1, millis }) };
         let (booted, today) = (UNIX_EPOCH + seconds(1_700_000_000), UNIX_EPOCH + seconds(1_800_000_000));

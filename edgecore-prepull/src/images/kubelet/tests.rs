@@ -185,7 +185,7 @@ async fn a_pull_that_ends_soon_decides() {
 }
 
 #[test]
-fn a_disk_that_hangs_delays_an_image_by_seconds() {
+fn a_hanging_disk_delays_by_seconds() {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(2).build().unwrap();
     let root = kubelet();

@@ -294,7 +294,7 @@ fn what_every_node_would_store_is_bounded() {
 }
 
 #[test]
-fn what_every_child_would_repeat_is_bounded() {
+fn repeated_selectors_are_bounded() {
     let names = |count: usize| json!({"names": (0..count).map(|i| format!("{i:05}")).collect::<Vec<_>>()});
     assert!(pull(&json!({"selector": names(20_000)})).is_ok());
     let refused = pull(&json!({"selector": names(20_001)})).unwrap_err();

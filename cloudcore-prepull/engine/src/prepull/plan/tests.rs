@@ -369,7 +369,7 @@ fn ten_thousand_nodes_share_few_plans() {
 }
 
 #[test]
-fn nodes_are_looked_up_among_many_names() {
+fn nodes_are_looked_up() {
     let names: Vec<_> = (0..50_000).map(|i| format!("edge-{i}")).collect();
     let job = job(json!({"imagePrePullTemplate": {"images": ["app:1"], "nodeNames": names}}));
     let (_, other) = edge("other-12345", &[]);
@@ -577,7 +577,7 @@ mod key {
     }
 
     #[test]
-    fn a_long_registry_is_logged_in_part() {
+    fn long_registries_are_abbreviated() {
         let long = format!("x.y/{}", "a".repeat(200_000));
         let lookup = found(&json!({ long: {"auth": "dTpw"} }));
         let (names, reference) = ([SecretRef::parse("s/0").unwrap()], Reference::parse("r.io/app").unwrap());

@@ -196,7 +196,7 @@ fn after_an_outage_the_carrier_may_return() {
 }
 
 #[test]
-fn other_nodes_sessions_keep_no_lost_carrier() {
+fn others_sessions_keep_no_carrier() {
     let mut story = Story::of(&["a", "b", "c"]);
     story.want("a", "1");
     story.want("b", "1");

@@ -65,7 +65,7 @@ fn lose(story: &mut Story, of: &str) {
 }
 
 #[test]
-fn a_deleted_nodes_loss_blames_no_successor() {
+fn a_loss_blames_no_successor() {
     let mut story = Story::of_streaming(&["a", "b", "c"]);
     for node in ["a", "b", "c"] {
         story.want(node, "1");

@@ -115,7 +115,7 @@ fn sessions_alone_keep_no_lease() {
 
 /// Node d has all four places of the holder, and reads nothing.
 #[test]
-fn sessions_alone_keep_no_place_at_a_source() {
+fn sessions_alone_keep_no_place() {
     let mut story = Story::of(&["a", "b", "d"]);
     for of in ["1", "2", "3", "4"] {
         story.have_proven("a", of);

@@ -301,7 +301,7 @@ fn a_node_that_lost_a_blob_may_carry_it() {
 }
 
 #[test]
-fn the_only_holder_may_want_a_blob_again() {
+fn the_only_holder_may_want_again() {
     let mut story = Story::of(&["a"]);
     story.have_proven("a", "1");
     story.want("a", "1");
@@ -312,7 +312,7 @@ fn the_only_holder_may_want_a_blob_again() {
 }
 
 #[test]
-fn a_holder_that_drops_a_blob_is_none() {
+fn dropped_blobs_have_no_holder() {
     let mut story = Story::of(&["a", "b"]);
     story.have_proven("a", "1");
     story.say("a", &[("1", 10 * MIB, BlobState::Dropped, 0)]);

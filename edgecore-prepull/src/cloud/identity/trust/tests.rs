@@ -123,7 +123,7 @@ async fn a_rotation_ends_a_long_wait() {
 }
 
 #[tokio::test]
-async fn a_disk_that_hangs_holds_up_nothing_else() {
+async fn a_hanging_disk_delays_nothing_else() {
     const RELEASED_AFTER: Duration = Duration::from_secs(5);
     let (ca, dir) = (Ca::new("ca"), tempfile::tempdir().unwrap());
     let (identity, known) = (ca.join(dir.path()), named(&[&ca]));

@@ -179,7 +179,7 @@ fn a_new_session_hears_everything_and_an_older_cloud_nothing() {
 }
 
 #[tokio::test]
-async fn a_blob_that_is_sought_again_is_not_here() {
+async fn a_wanted_blob_is_not_here() {
     let hub = hub();
     hub.announce(&task(), "a", SIZE);
     let (task, repository) = (&TaskId { attempt: 2, ..task() }, "r.io/a");

@@ -128,7 +128,7 @@ async fn an_image_that_came_back_is_not_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_image_of_the_name_is_not_refused() {
+async fn another_image_is_not_refused() {
     for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
         let fake = Fake::new();
         fake.state.lock().unwrap().flush_errors = vec![PullError::new(ErrorClass::Transient, "I/O error")];

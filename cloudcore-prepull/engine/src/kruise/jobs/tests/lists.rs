@@ -62,7 +62,7 @@ fn child_names_depend_on_list_and_image() {
 }
 
 #[test]
-fn the_writes_of_children_share_the_template() {
+fn writes_of_children_share_the_template() {
     let mut d = Driver::with(THREE);
     d.list("list", spec(&json!({"selector": {"names": ["a"]}})));
     let template = |action: &Action| match action {

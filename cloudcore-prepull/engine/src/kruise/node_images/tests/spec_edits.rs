@@ -338,7 +338,7 @@ fn a_full_node_image_has_room_for_every_namespace() {
 }
 
 #[test]
-fn a_pull_that_has_just_begun_keeps_its_room() {
+fn a_begun_pull_keeps_its_room() {
     let mut world = World::new();
     let others = (0..255).map(|image| of_evil(&format!("evil-{image}"), &format!("i{image:03}"), "1"));
     for request in std::iter::once(of_evil("evil", "z", "1")).chain(others) {

@@ -240,7 +240,7 @@ fn a_job_waits_for_no_deleted_node() {
 }
 
 #[test]
-fn another_leader_lists_no_node_that_has_joined() {
+fn joined_nodes_are_not_skipped() {
     let mut world = World::new(&["a"]);
     world.hear(FleetEvent::Node(not_ready("b")));
     let spec = |status| with_spec(json!({"labelSelector": {}}), json!({"followNodes": true}), 1, status);

@@ -56,7 +56,7 @@ fn relabelling_affects_only_the_next_attempt() {
 }
 
 #[test]
-fn a_waiting_nodes_plan_follows_its_labels() {
+fn waiting_plans_follow_labels() {
     let template = json!({"nodeNames": ["n"], "images": ["app:v1", "db:v1"]});
     let mut world = World::new(&[]);
     world.hear(FleetEvent::Node(in_region("n", "a")));

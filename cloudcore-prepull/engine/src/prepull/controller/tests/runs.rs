@@ -205,7 +205,7 @@ fn an_invalid_change_leaves_the_end_unknown() {
 }
 
 #[test]
-fn an_invalid_change_keeps_how_the_job_ended() {
+fn an_invalid_change_keeps_the_end() {
     let (mut world, nodes) = fleet(1);
     let given = |image: &str, generation, stored: Option<&ImagePrePullJobStatus>| {
         with_spec(of(&nodes, image), json!({"activeDeadlineSeconds": 60}), generation, stored)
