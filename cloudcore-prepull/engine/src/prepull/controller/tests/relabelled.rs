@@ -61,7 +61,9 @@ fn waiting_plans_follow_labels() {
     let mut world = World::new(&[]);
     world.hear(FleetEvent::Node(in_region("n", "a")));
     world.give(with_spec(template, spec(0), 1, None));
+    world.pass(1_000);
     world.hear(FleetEvent::Node(in_region("n", "b")));
     world.up("n", &[]);
+    world.pass(1_000);
     assert_eq!(world.pulls, ["b.io/app:v1 ns/b", "b.io/db:v1 ns/b"]);
 }
