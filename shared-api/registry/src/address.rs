@@ -52,6 +52,10 @@ const METADATA_V6: [Ipv6Addr; 2] = [
     Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),  // Google Cloud
 ];
 
+/// The prefix of a network's own NAT64 (RFC 8215). Each network chooses where in it the IPv4 address is, so all of it is
+/// refused.
+const LOCAL_NAT64: [u16; 3] = [0x64, 0xff9b, 1];
+
 fn address_class(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) => class_v4(v4),
@@ -91,14 +95,18 @@ fn class_v6(address: Ipv6Addr) -> Option<&'static str> {
     if METADATA_V6.contains(&address) {
         return Some("metadata");
     }
+    if address.segments()[..3] == LOCAL_NAT64 {
+        return Some("translated");
+    }
     embedded(address).and_then(class_v4)
 }
 
-/// The IPv4 address to which an IPv6 address leads: mapped, compatible, by NAT64 or by 6to4.
+/// The IPv4 address to which an IPv6 address leads: mapped, compatible, by SIIT, NAT64 or 6to4.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let v4 = |high: u16, low: u16| Some(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)));
     match address.segments() {
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+        | [0, 0, 0, 0, 0xffff, 0, high, low]
         | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
         | [0x2002, high, low, ..] => v4(high, low),
         _ => None,
@@ -121,6 +129,7 @@ mod tests {
             ("::127.0.0.1", Some("loopback")),
             ("64:ff9b::7f00:1", Some("loopback")),
             ("2002:7f00:1::", Some("loopback")),
+            ("::ffff:0:127.0.0.1", Some("loopback")),
             ("0.0.0.0", Some("unspecified")),
             ("0.1.2.3", Some("unspecified")),
             ("::", Some("unspecified")),
@@ -136,6 +145,8 @@ mod tests {
             ("168.63.129.16", Some("metadata")),
             ("fd00:ec2::254", Some("metadata")),
             ("fd20:ce::254", Some("metadata")),
+            ("64:ff9b:1::a9fe:a9fe", Some("translated")),
+            ("64:ff9b:1:a9fe:a9:fe00::", Some("translated")),
             // A registry and its storage may well be in a private network.
             ("10.0.0.1", None),
             ("192.168.1.1", None),
@@ -143,6 +154,7 @@ mod tests {
             ("fd00::1", None),
             ("93.184.216.34", None),
             ("2606:2800:220:1::1", None),
+            ("::ffff:0:93.184.216.34", None),
         ] {
             let address: IpAddr = address.parse().unwrap();
             assert_eq!(led.refuses(address), class, "{address}");
